@@ -1,0 +1,46 @@
+# Every target explains itself: `make help`. The two that matter: `make demo` and `make test`.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+
+install: $(STAMP) ## make .venv with everything: the product, its tools, the CPU engine (about 6 GB)
+
+$(STAMP): requirements/engine-cpu.txt pyproject.toml
+	@echo "==> installing into $(VENV) (vLLM for CPU, NIXL, tools)"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
+	$(BIN)/uv pip install --python $(BIN)/python --require-hashes --no-deps -r requirements/engine-cpu.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+	touch $@
+
+demo: $(STAMP) ## run a real pair behind the router, reuse OFF then ON; table and two plots
+	$(BIN)/pdctl demo
+
+test: $(STAMP) lint ## every test, fast layers first, real engines last
+	$(BIN)/python -m pytest tests/unit tests/contract tests/component
+	$(BIN)/python -m pytest tests/engine
+
+test-fast: $(STAMP) ## unit, contract and component tests only
+	$(BIN)/python -m pytest tests/unit tests/contract tests/component
+
+lint: $(STAMP) ## ruff, mypy strict, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+perf-router: $(STAMP) ## CPU per streamed turn: ours, vllm-router and vLLM's example proxy, side by side
+	$(BIN)/python -m perf.router
+
+lock: ## pin requirements/engine-cpu.txt again from pyproject.toml (hashes, no addresses)
+	$(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
+	  --generate-hashes --override requirements/overrides.txt pyproject.toml --extra dev --extra engine-cpu -o requirements/engine-cpu.txt
+
+.PHONY: help install demo test test-fast lint perf-router lock

@@ -1,0 +1,60 @@
+"""Every name that two components must spell the same way: body fields, headers, labels, connector names.
+
+Separate from the code that uses them so that a rename is one edit and a typo is an import error.
+"""
+
+from typing import Final
+
+# --- request and answer bodies -----------------------------------------------------------------
+KV_PARAMS: Final = "kv_transfer_params"
+"""vLLM's field for the handle, in requests and answers."""
+
+ID_FIELDS: Final = ("conversation_id", "session_id", "prompt_cache_key", "previous_response_id")
+"""Body fields that may name a conversation, most specific first."""
+
+ID_HEADERS: Final = ("x-conversation-id", "x-session-id")
+"""Headers that may name a conversation (lower case), most specific first; a body field wins over a header."""
+
+TENANT_HEADER: Final = "x-pd-tenant"
+"""Set by a trusted gateway in front of the router, only honoured when the router is told to trust it."""
+
+# --- keys that our connector adds to a handle ---------------------------------------------------
+OWN_PREFIX: Final = "pd_"
+PROOF_KEY: Final = "pd_proof"
+MODE_KEY: Final = "pd_mode"
+REPORT_KEY: Final = "pd_report"
+"""On P's answer only: what P did with the handle that it was given. See `pd_wire.report`."""
+
+RETAIN_KEY: Final = "pd_retain"
+"""Set to false by the router in the decode leg's params when no follow-up can use the blocks: D then frees at once."""
+
+MODE_PINNED: Final = "Pinned"
+
+# --- the vLLM plugin ---------------------------------------------------------------------------
+CONNECTOR_CLASS: Final = "PDConnector"
+CONNECTOR_MODULE: Final = "pd_connector.connector"
+STOCK_CONNECTOR_CLASS: Final = "NixlConnector"
+ROLE_PREFILL: Final = "prefill"
+ROLE_DECODE: Final = "decode"
+KV_ROLES: Final = {ROLE_PREFILL: "kv_producer", ROLE_DECODE: "kv_consumer"}
+
+EXTRA_CONFIG_KEYS: Final = frozenset(
+    {
+        "backends",
+        "bidirectional_kv_xfer",
+        "decoder_kv_blocks_ttl",
+        "kv_recompute_threshold",
+        "kv_lease_duration",
+        "enforce_handshake_compat",
+        "num_threads",
+    }
+)
+"""`kv_connector_extra_config` keys that vLLM's NIXL connector reads; any other key is ignored by it in silence."""
+
+# --- Kubernetes --------------------------------------------------------------------------------
+API_GROUP: Final = "pdserving.dev"
+API_VERSION: Final = "v1alpha1"
+KIND: Final = "PDDeployment"
+LABEL_DEPLOYMENT: Final = f"{API_GROUP}/pddeployment"
+LABEL_ROLE: Final = f"{API_GROUP}/role"
+LABEL_GENERATION: Final = f"{API_GROUP}/generation"
