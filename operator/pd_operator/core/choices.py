@@ -1,0 +1,120 @@
+"""Every enumeration of the PDDeployment API, with what each word does.
+
+Words are CamelCase as Kubernetes asks; `Dtype` keeps vLLM's own spelling because users copy it from model cards.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from pd_wire import names
+
+
+class Role(StrEnum):
+    """The two kinds of engine in a deployment."""
+
+    PREFILL = names.ROLE_PREFILL
+    DECODE = names.ROLE_DECODE
+
+
+class Switch(StrEnum):
+    """On or off, as words, so that a third option can come without breaking the API."""
+
+    ENABLED = "Enabled"
+    DISABLED = "Disabled"
+
+
+class Dtype(StrEnum):
+    """Weight and activation type, in vLLM's words."""
+
+    AUTO = "auto"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+
+class Download(StrEnum):
+    """May an engine fetch weights from the Hugging Face hub when they are not on disk?"""
+
+    ALLOWED = "Allowed"
+    FORBIDDEN = "Forbidden"
+
+
+class NodeProfile(StrEnum):
+    """What kind of machine the engines run on."""
+
+    P5EN_EFA = "P5enEFA"
+    CPU = "CPU"
+    CUSTOM = "Custom"
+
+
+class Device(StrEnum):
+    """Where the KV cache lives."""
+
+    CUDA = "CUDA"
+    CPU = "CPU"
+
+
+class ReplicasManagedBy(StrEnum):
+    """Who sets the number of engines of a role."""
+
+    OPERATOR = "Operator"
+    EXTERNAL = "External"
+
+
+class StoreType(StrEnum):
+    """Where routers keep handles."""
+
+    MEMORY = "Memory"
+    VALKEY = "Valkey"
+
+
+class TenantFrom(StrEnum):
+    """What names the tenant of a request."""
+
+    AUTHORIZATION = "Authorization"
+    HEADER = "Header"
+
+
+class Anonymous(StrEnum):
+    """What a request without a principal gets."""
+
+    ALLOWED = "Allowed"
+    NO_REUSE = "NoReuse"
+
+
+class ServiceType(StrEnum):
+    """How the router's Service is exposed."""
+
+    CLUSTER_IP = "ClusterIP"
+    NODE_PORT = "NodePort"
+    LOAD_BALANCER = "LoadBalancer"
+
+
+class Backend(StrEnum):
+    """NIXL transfer backend, in NIXL's words."""
+
+    LIBFABRIC = "LIBFABRIC"
+    UCX = "UCX"
+
+
+class Connector(StrEnum):
+    """Which KV connector the engines load."""
+
+    VERIFIED = "Verified"
+    STOCK = "Stock"
+
+
+class LoadFailurePolicy(StrEnum):
+    """What an engine does with a request whose KV could not be read."""
+
+    FAIL = "Fail"
+    RECOMPUTE = "Recompute"
+
+
+NOTES: Final[dict[type[StrEnum], str]] = {
+    Connector: "Stock is vLLM's NixlConnector; push connectors are not supported, since reuse needs P to read",
+    LoadFailurePolicy: "a read that failed is an error, or is computed again",
+}
+"""What to add when somebody writes a word that an enumeration does not have."""

@@ -1,0 +1,58 @@
+"""Scalar types and the base class of every PDDeployment model: how a value is spelled and bounded.
+
+Separate from the models because a CRD schema is generated from them: each type carries bounds that an API server can
+check, and each pattern has the sentence that a person reads when it is missed. No floats and no unions of types, since
+a structural schema has neither.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+DNS_LABEL: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+DNS_SUBDOMAIN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+ENV_NAME: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"
+ABSOLUTE_PATH: Final = r"^/[^\x00-\x1f]*$"
+MODEL_NAME: Final = r"^[A-Za-z0-9./_][^\x00-\x20\x7f]*$"
+SERVED_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$"
+REVISION: Final = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
+IMAGE: Final = r"^[a-zA-Z0-9][a-zA-Z0-9._:/@-]*$"
+VERSION: Final = r"^v?[0-9]+\.[0-9]+(\.[0-9]+)?[A-Za-z0-9.+-]*$"
+PRINTABLE: Final = r"^[^\x00-\x1f\x7f]*$"
+SECRET_KEY: Final = r"^[-._a-zA-Z0-9]+$"
+WORD: Final = r"^[a-z_][a-z0-9_]*$"
+
+PATTERN_SENTENCES: Final = {
+    DNS_LABEL: "lower-case letters, digits and '-', beginning with a letter",
+    DNS_SUBDOMAIN: "a lower-case Kubernetes object name",
+    ENV_NAME: "letters, digits and '_', not beginning with a digit",
+    ABSOLUTE_PATH: "an absolute path",
+    MODEL_NAME: "a Hugging Face repository such as Qwen/Qwen3-32B, or a path beginning with / or ./",
+    SERVED_NAME: "letters, digits and . _ : / -",
+    REVISION: "a branch, tag or commit",
+    IMAGE: "a container image reference such as registry/vllm:v0.32.0",
+    VERSION: "a version such as 0.32.0",
+    PRINTABLE: "printable text on one line",
+    SECRET_KEY: "letters, digits and . _ -",
+    WORD: "lower-case letters, digits and '_'",
+}
+"""What each pattern means, for error messages: nobody should have to read a regular expression."""
+
+Text = Annotated[str, Field(min_length=1, max_length=512)]
+Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
+Replicas = Annotated[int, Field(strict=True, ge=0, le=512)]
+Seconds = Annotated[int, Field(strict=True, ge=1, le=86400)]
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
+Argument = Annotated[str, Field(min_length=1, max_length=4096, pattern=PRINTABLE)]
+LabelValue = Annotated[str, Field(max_length=63)]
+LabelKey = Annotated[str, Field(min_length=1, max_length=317)]
+AnnotationValue = Annotated[str, Field(max_length=4096)]
+
+
+class SpecModel(BaseModel):
+    """Base of all models: immutable, camelCase outside, snake_case inside, unknown fields refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=to_camel, validate_by_name=False)

@@ -1,0 +1,61 @@
+"""The generation: a hash of everything that P and D must agree on. The router pairs equal generations only.
+
+What counts is what makes a read between two engines wrong or refused, or makes one of the two legs of a request fail:
+
+* the weights and the prompt's tokens: model, revision, dtype, arguments of both roles (templates, parsers, LoRA);
+* the code and the layout of the KV: image, vLLM version, block size, both tensor-parallel sizes, device, variables of
+  both roles (attention backend, cache layout);
+* the protocol: connector, backend, the bidirectional flag, the connector's other keys, and the lease, whose renewals D
+  paces by its own copy of the value;
+* what a request may ask for: served name and longest prompt, since both legs carry the client's request.
+
+What does not count: replicas, the router, names, limits per engine (sequences, memory share, start and stop times),
+role arguments and variables (the shared ones are refused there), a role's prefix cache, and the two values that only
+one side reads: D's time to live, which travels inside the handle, and P's threshold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Final
+
+from pd_operator.core.model import PDDeployment
+from pd_operator.core.profiles import backend_of, profile_of
+
+FORMAT: Final = 1
+"""Raised when the list of what counts changes, since old and new hashes must then differ."""
+
+LENGTH: Final = 10
+
+
+def generation(deployment: PDDeployment) -> str:
+    """Ten hexadecimal digits, usable as a label value. Pure: equal specs give equal text on every machine."""
+    text = json.dumps(agreement(deployment), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
+
+
+def agreement(deployment: PDDeployment) -> dict[str, Any]:
+    """What is hashed, readable: for showing why two generations differ."""
+    spec = deployment.spec
+    transfer = spec.kv_transfer
+    return {
+        "format": FORMAT,
+        "model": spec.model.name,
+        "revision": spec.model.revision,
+        "servedName": spec.model.public_name,
+        "maxModelLen": spec.model.max_model_len,
+        "dtype": spec.model.dtype.value,
+        "image": spec.engine.image,
+        "vllmVersion": spec.engine.vllm_version,
+        "blockSize": spec.engine.block_size,
+        "extraArgs": list(spec.engine.extra_args),
+        "env": sorted(json.dumps(variable.model_dump(mode="json"), sort_keys=True) for variable in spec.engine.env),
+        "tensorParallelSizes": [spec.prefill.tensor_parallel_size, spec.decode.tensor_parallel_size],
+        "device": profile_of(spec).device.value,
+        "backend": backend_of(spec).value,
+        "connector": transfer.connector.value,
+        "bidirectional": transfer.bidirectional.value,
+        "leaseDurationSeconds": transfer.lease_duration_seconds,
+        "extraConfig": sorted([entry.name, entry.value] for entry in transfer.extra_config),
+    }

@@ -1,0 +1,67 @@
+"""The router process: deployment + addresses → argument list.
+
+Separate from the engines because the router takes its reuse switch and its time limit from `spec.kvTransfer`: both are
+derived here, from the same fields that the engines' flags come from, so they cannot drift apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pd_operator.core.choices import Anonymous, Switch, TenantFrom
+from pd_operator.core.model import PDDeployment
+
+TENANT_WORDS: Final = {TenantFrom.AUTHORIZATION: "authorization", TenantFrom.HEADER: "header"}
+ANONYMOUS_WORDS: Final = {Anonymous.ALLOWED: "reuse", Anonymous.NO_REUSE: "no-reuse"}
+
+
+@dataclass(frozen=True, slots=True)
+class RouterProcess:
+    """What to start; ``argv[0]`` is `pd-router`. ``env`` holds what to add to the caller's environment."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+
+
+def render_router(
+    deployment: PDDeployment, listen: str, admin: str, prefill_urls: Sequence[str], decode_urls: Sequence[str]
+) -> RouterProcess:
+    """The router's command for a fixed set of engines.
+
+    Args:
+        deployment: a parsed object.
+        listen: HOST:PORT for clients.
+        admin: HOST:PORT for health, metrics and explanations.
+        prefill_urls: base URL of each prefill engine.
+        decode_urls: base URL of each decode engine.
+    """
+    router, transfer = deployment.spec.router, deployment.spec.kv_transfer
+    argv = ["pd-router", "--listen", listen, "--admin", admin]
+    for url in prefill_urls:
+        argv += ["--prefill", url]
+    for url in decode_urls:
+        argv += ["--decode", url]
+    options: dict[str, str | int] = {
+        "--model": deployment.spec.model.public_name,
+        "--reuse": "on" if transfer.bidirectional is Switch.ENABLED else "off",
+        "--handle-ttl": transfer.handle_ttl_seconds,
+        "--engine-ttl": transfer.decoder_blocks_ttl_seconds,
+        "--recompute-threshold": transfer.recompute_threshold_tokens,
+        "--tenant-from": TENANT_WORDS[router.auth.tenant_from],
+        "--anonymous": ANONYMOUS_WORDS[router.auth.anonymous],
+        "--handle-cap-bytes": router.handle_store.max_bytes,
+        "--handle-cap-entries": router.handle_store.max_entries,
+        "--max-body-bytes": router.limits.max_body_bytes,
+        "--max-inflight": router.limits.max_inflight,
+        "--max-queue": router.limits.max_queue,
+        "--connect-timeout": router.timeouts.connect_seconds,
+        "--prefill-timeout": router.timeouts.prefill_seconds,
+        "--first-byte-timeout": router.timeouts.first_byte_seconds,
+        "--idle-timeout": router.timeouts.idle_seconds,
+        "--drain-timeout": router.timeouts.drain_seconds,
+    }
+    for flag, value in options.items():
+        argv += [flag, str(value)]
+    return RouterProcess(tuple(argv), {})

@@ -1,0 +1,210 @@
+"""vLLM arguments and environment variables that a user may not set, each with the field to use instead.
+
+Two kinds of refusal: what we render ourselves, since a second copy would win in silence; and what both roles must
+share, since a copy on one role makes P and D disagree. Data and the spelling rules of vLLM's parser, nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+_ONE_NODE: Final = "an engine is one process group on one node; use tensorParallelSize"
+_PLAIN_HTTP: Final = "the router speaks plain HTTP to the engines; end TLS in front of the router"
+_LISTEN: Final = "addresses and ports are set for each engine"
+_OFFLOAD: Final = "it replaces the KV connector in silence"
+_COUNTED: Final = "it is always on, since the router counts reuse with it"
+
+RENDERED_FLAGS: Final[dict[str, str]] = {
+    "--kv-transfer-config": "it is rendered for both roles; use spec.kvTransfer",
+    "--model": "use spec.model.name",
+    "--served-model-name": "use spec.model.servedName",
+    "--revision": "use spec.model.revision",
+    "--dtype": "use spec.model.dtype",
+    "--max-model-len": "use spec.model.maxModelLen",
+    "--max-num-seqs": "use spec.engine.maxNumSeqs, or maxNumSeqs of the role",
+    "--block-size": "use spec.engine.blockSize",
+    "--gpu-memory-utilization": "use spec.engine.gpuMemoryUtilizationPercent",
+    "--device-memory-utilization": "use spec.engine.gpuMemoryUtilizationPercent",
+    "--shutdown-timeout": "use spec.engine.shutdownTimeoutSeconds",
+    "--tensor-parallel-size": "use tensorParallelSize of the role",
+    "-tp": "use tensorParallelSize of the role",
+    "--enable-prefix-caching": "use prefixCaching of the role",
+    "--no-enable-prefix-caching": "use prefixCaching of the role",
+    "--enable-prompt-tokens-details": _COUNTED,
+    "--no-enable-prompt-tokens-details": _COUNTED,
+    "--host": _LISTEN,
+    "--port": _LISTEN,
+    "--uds": _LISTEN,
+    "--root-path": _LISTEN,
+    "--grpc": _LISTEN,
+    "--grpc-port": _LISTEN,
+    "--headless": _LISTEN,
+    "--config": "a file can set what is rendered here; write its keys as fields or as extraArgs",
+    "--api-key": "the router sends engines no key; clients are told apart by spec.router.auth",
+    "--hf-token": "use spec.model.source.tokenSecretRef",
+    "--ssl-keyfile": _PLAIN_HTTP,
+    "--ssl-certfile": _PLAIN_HTTP,
+    "--ssl-ca-certs": _PLAIN_HTTP,
+    "--ssl-cert-reqs": _PLAIN_HTTP,
+    "--kv-offloading-size": _OFFLOAD,
+    "--kv-offloading-backend": _OFFLOAD,
+    "--pipeline-parallel-size": _ONE_NODE,
+    "-pp": _ONE_NODE,
+    "--prefill-context-parallel-size": _ONE_NODE,
+    "-pcp": _ONE_NODE,
+    "--data-parallel-size": _ONE_NODE,
+    "-dp": _ONE_NODE,
+    "--data-parallel-size-local": _ONE_NODE,
+    "-dpl": _ONE_NODE,
+    "--data-parallel-rank": _ONE_NODE,
+    "-dpn": _ONE_NODE,
+    "--data-parallel-start-rank": _ONE_NODE,
+    "-dpr": _ONE_NODE,
+    "--data-parallel-address": _ONE_NODE,
+    "-dpa": _ONE_NODE,
+    "--data-parallel-rpc-port": _ONE_NODE,
+    "-dpp": _ONE_NODE,
+    "--data-parallel-backend": _ONE_NODE,
+    "-dpb": _ONE_NODE,
+    "--data-parallel-hybrid-lb": _ONE_NODE,
+    "-dph": _ONE_NODE,
+    "--data-parallel-external-lb": _ONE_NODE,
+    "-dpe": _ONE_NODE,
+    "--data-parallel-multi-port-external-lb": _ONE_NODE,
+    "-dpm": _ONE_NODE,
+    "--nnodes": _ONE_NODE,
+    "-n": _ONE_NODE,
+    "--node-rank": _ONE_NODE,
+    "-r": _ONE_NODE,
+    "--master-addr": _ONE_NODE,
+    "--master-port": _ONE_NODE,
+}
+"""Refused in every extraArgs."""
+
+SHARED_FLAGS: Final = frozenset(
+    {
+        # Drafts move with the KV only when both roles draft alike.
+        "--speculative-config",
+        "-sc",
+        "--spec-method",
+        "--spec-model",
+        "--spec-tokens",
+        # Weights and the layout of the KV.
+        "--quantization",
+        "-q",
+        "--quantization-config",
+        "--load-format",
+        "--hf-overrides",
+        "--hf-config-path",
+        "--config-format",
+        "--code-revision",
+        "--trust-remote-code",
+        "--enable-lora",
+        "--lora-modules",
+        "--lora-dtype",
+        "--kv-cache-dtype",
+        "--kv-cache-dtype-skip-layers",
+        "--attention-backend",
+        "--attention-config",
+        "-ac",
+        "--disable-sliding-window",
+        "--disable-hybrid-kv-cache-manager",
+        "--decode-context-parallel-size",
+        "-dcp",
+        "--mamba-block-size",
+        "--mamba-cache-dtype",
+        "--mamba-cache-mode",
+        "--mamba-ssm-cache-dtype",
+        "--language-model-only",
+        # The prompt's tokens, and which requests are accepted: P and D each read the client's request.
+        "--tokenizer",
+        "--tokenizer-mode",
+        "--tokenizer-revision",
+        "--chat-template",
+        "--chat-template-content-format",
+        "--default-chat-template-kwargs",
+        "--trust-request-chat-template",
+        "--exclude-tools-when-tool-choice-none",
+        "--enable-auto-tool-choice",
+        "--tool-call-parser",
+        "--tool-parser-plugin",
+        "--reasoning-parser",
+        "--reasoning-parser-plugin",
+        "--reasoning-config",
+        "--limit-mm-per-prompt",
+        "--mm-processor-kwargs",
+        "--runner",
+        "--convert",
+    }
+)
+"""Refused in a role's extraArgs: in `spec.engine.extraArgs` both roles get them."""
+
+_FOREIGN_BACKEND: Final = "vLLM does not read it; use spec.kvTransfer.backend"
+_HF_TOKEN: Final = "never write a token into the object; use spec.model.source.tokenSecretRef"
+
+RENDERED_ENV: Final[dict[str, str]] = {
+    "NIXL_BACKEND": _FOREIGN_BACKEND,
+    "VLLM_NIXL_BACKEND": _FOREIGN_BACKEND,
+    "VLLM_ENGINE_READY_TIMEOUT_S": "use spec.engine.startupTimeoutSeconds",
+    "HF_HUB_OFFLINE": "use spec.model.source.download",
+    "VLLM_API_KEY": "the router sends engines no key; clients are told apart by spec.router.auth",
+}
+"""Refused in every env."""
+
+RENDERED_ENV_PREFIXES: Final[dict[str, str]] = {
+    "VLLM_NIXL_SIDE_CHANNEL_": "host and port are set from each engine's own address",
+}
+
+TOKEN_ENV: Final = dict.fromkeys(("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), _HF_TOKEN)
+"""Refused with a plain value; allowed with a secretKeyRef."""
+
+SHARED_ENV: Final = frozenset(
+    {"PYTHONHASHSEED", "VLLM_KV_CACHE_LAYOUT", "VLLM_ATTENTION_BACKEND", "VLLM_MLA_DISABLE", "VLLM_USE_V2_MODEL_RUNNER"}
+)
+"""Refused in a role's env: in `spec.engine.env` both roles get them."""
+
+_HF_TOKEN_VALUE: Final = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
+_NUMBER: Final = re.compile(r"^-\d+(\.\d*)?$")
+
+
+def looks_like_token(value: str) -> bool:
+    """Does a text hold a Hugging Face token?"""
+    return _HF_TOKEN_VALUE.search(value) is not None
+
+
+def flags_in(arguments: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Position and canonical name of each flag.
+
+    vLLM's parser takes underscores for dashes, a value after `=`, and a key of a JSON value after a dot
+    (`--kv-transfer-config.kv_role`), so all of these are cut off here.
+    """
+    for index, argument in enumerate(arguments):
+        if argument.startswith("-") and argument != "-" and not _NUMBER.match(argument):
+            name = re.split(r"[=.\s]", argument, maxsplit=1)[0]
+            yield index, name.replace("_", "-")
+
+
+def rendered_flag(name: str) -> str | None:
+    """The flag of `RENDERED_FLAGS` that vLLM's parser would take ``name`` for, or None."""
+    return _resolve(name, tuple(RENDERED_FLAGS))
+
+
+def shared_flag(name: str) -> str | None:
+    """The flag of `SHARED_FLAGS` that vLLM's parser would take ``name`` for, or None."""
+    return _resolve(name, tuple(SHARED_FLAGS)) or _resolve(name, tuple(_negated(flag) for flag in SHARED_FLAGS))
+
+
+def _negated(flag: str) -> str:
+    return f"--no-{flag.removeprefix('--')}" if flag.startswith("--") else flag
+
+
+def _resolve(name: str, flags: tuple[str, ...]) -> str | None:
+    if name in flags:
+        return name
+    if name in RENDERED_FLAGS or name in SHARED_FLAGS or len(name) < 2:
+        return None
+    # The parser accepts the beginning of a flag for the whole flag.
+    matches = sorted(flag for flag in flags if flag.startswith(name) and name != "--")
+    return matches[0] if matches else None

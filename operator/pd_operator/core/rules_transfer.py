@@ -1,0 +1,109 @@
+"""Rules about KV transfer and the router: time limits, backend, connector and its extra keys."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from typing import Final
+
+from pd_operator.core.choices import Connector, LoadFailurePolicy, NodeProfile, StoreType
+from pd_operator.core.model import PDDeployment
+from pd_operator.core.problems import Problem
+from pd_operator.core.profiles import backend_of, profile_of
+from pd_operator.core.spec_transfer import READ_MARGIN_SECONDS
+from pd_wire import names
+
+FIELD_OF_KEY: Final[dict[str, str]] = {
+    "backends": "use spec.kvTransfer.backend",
+    "bidirectional_kv_xfer": "use spec.kvTransfer.bidirectional",
+    "decoder_kv_blocks_ttl": "use spec.kvTransfer.decoderBlocksTTLSeconds",
+    "kv_recompute_threshold": "use spec.kvTransfer.recomputeThresholdTokens",
+    "kv_lease_duration": "use spec.kvTransfer.leaseDurationSeconds",
+    "kv_load_failure_policy": "use spec.kvTransfer.loadFailurePolicy",
+    "engine_id": "it is never fixed, since a restarted engine would be taken for the memory of the old one",
+    "enforce_handshake_compat": "engines whose layouts differ would read wrong memory and answer 200",
+}
+"""Keys that may not stand in extraConfig, and what to do instead."""
+
+FREE_KEYS: Final = tuple(sorted(names.EXTRA_CONFIG_KEYS - FIELD_OF_KEY.keys()))
+"""Keys that the connector reads and that have no field."""
+
+
+def time_limits(deployment: PDDeployment) -> Iterator[Problem]:
+    """The router forgets a handle before D frees the blocks."""
+    transfer = deployment.spec.kv_transfer
+    most = transfer.decoder_blocks_ttl_seconds - READ_MARGIN_SECONDS
+    if transfer.router_ttl_seconds is not None and transfer.router_ttl_seconds > most:
+        yield Problem(
+            "spec.kvTransfer.routerTTLSeconds",
+            f"must be at most {most} ({READ_MARGIN_SECONDS} s less than decoderBlocksTTLSeconds), or be left out; "
+            f"got {transfer.router_ttl_seconds}",
+        )
+
+
+def backend(deployment: PDDeployment) -> Iterator[Problem]:
+    """The backend is one that the machine has."""
+    spec = deployment.spec
+    if spec.node_profile is NodeProfile.CUSTOM and spec.custom_profile is None:
+        return
+    allowed = profile_of(spec).allowed_backends
+    chosen = backend_of(spec)
+    if chosen not in allowed:
+        words = " or ".join(sorted(allowed))
+        why = (
+            "UCX falls back to TCP there and says nothing"
+            if spec.node_profile is NodeProfile.P5EN_EFA
+            else "LIBFABRIC needs EFA"
+        )
+        yield Problem(
+            "spec.kvTransfer.backend",
+            f"must be {words} with nodeProfile {spec.node_profile.value}, or be left out: {why}; got {chosen.value}",
+        )
+
+
+def load_failure_policy(deployment: PDDeployment) -> Iterator[Problem]:
+    """Only our connector survives the policy Recompute."""
+    transfer = deployment.spec.kv_transfer
+    if transfer.load_failure_policy is LoadFailurePolicy.RECOMPUTE and transfer.connector is Connector.STOCK:
+        yield Problem(
+            "spec.kvTransfer.loadFailurePolicy",
+            "must be Fail with connector Stock, which never answers a request whose read failed; got Recompute",
+        )
+
+
+def extra_config(deployment: PDDeployment) -> Iterator[Problem]:
+    """extraConfig holds keys that the connector reads, once each, with JSON values."""
+    seen: set[str] = set()
+    for index, entry in enumerate(deployment.spec.kv_transfer.extra_config):
+        path = f"spec.kvTransfer.extraConfig[{index}]"
+        if entry.name in seen:
+            yield Problem(path, f"{entry.name} stands twice in this list; keep one")
+        seen.add(entry.name)
+        if entry.name not in FREE_KEYS:
+            yield Problem(f"{path}.name", _refused_key(entry.name))
+        try:
+            json.loads(entry.value)
+        except ValueError:
+            yield Problem(f"{path}.value", f"must be JSON, such as 4 or true; got {entry.value!r}")
+
+
+def _refused_key(name: str) -> str:
+    if name in FIELD_OF_KEY:
+        return f"{name} may not be set here: {FIELD_OF_KEY[name]}"
+    near = difflib.get_close_matches(name, [*FREE_KEYS, *FIELD_OF_KEY], n=1, cutoff=0.6)
+    if near and near[0] in FIELD_OF_KEY:
+        return f"the connector does not know {name}; for {near[0]} {FIELD_OF_KEY[near[0]]}"
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"the connector does not know {name}, and would ignore it; {hint}Allowed: {', '.join(FREE_KEYS)}"
+
+
+def handle_store(deployment: PDDeployment) -> Iterator[Problem]:
+    """The router keeps handles where it can."""
+    if deployment.spec.router.handle_store.type is StoreType.VALKEY:
+        yield Problem(
+            "spec.router.handleStore.type", "must be Memory: this router cannot share handles yet; got Valkey"
+        )
+
+
+RULES = (time_limits, backend, load_failure_policy, extra_config, handle_store)

@@ -1,0 +1,236 @@
+"""`spec.model`, `spec.engine`, `spec.prefill`, `spec.decode` and `spec.customProfile`: what an engine runs, and where.
+
+What both roles must share stands in `model` and `engine`; a role holds only what may differ between them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from pd_operator.core import fields
+from pd_operator.core.choices import Backend, Device, Download, Dtype, ReplicasManagedBy
+from pd_operator.core.fields import Argument, ObjectName, Replicas, SpecModel
+
+LOCAL_PREFIXES = ("/", "./", "../")
+
+
+class SecretKeyRef(SpecModel):
+    """One key of a Secret in the same namespace."""
+
+    name: ObjectName = Field(description="Name of the Secret.")
+    key: str = Field(min_length=1, max_length=253, pattern=fields.SECRET_KEY, description="Key in the Secret.")
+
+
+class EnvVar(SpecModel):
+    """One environment variable of an engine: a plain value, or a reference to a Secret."""
+
+    name: str = Field(min_length=1, max_length=256, pattern=fields.ENV_NAME, description="Name of the variable.")
+    value: str | None = Field(
+        default=None, max_length=8192, description="Plain value. Never a credential: use secretKeyRef for those."
+    )
+    secret_key_ref: SecretKeyRef | None = Field(
+        default=None,
+        description="Take the value from a Secret. On one machine (pdctl up) the caller's own environment supplies it.",
+    )
+
+
+ExtraArgs = Annotated[tuple[Argument, ...], Field(max_length=128)]
+Env = Annotated[tuple[EnvVar, ...], Field(max_length=128)]
+
+
+class ClaimSource(SpecModel):
+    """An existing PersistentVolumeClaim with the weights or with the hub's cache."""
+
+    claim_name: ObjectName = Field(description="Name of the claim.")
+    read_only: bool = Field(default=False, description="Mount read-only; the weights must then be complete.")
+
+
+class EmptyDirSource(SpecModel):
+    """Space on the node that lives as long as the pod."""
+
+    size_limit_gib: int | None = Field(
+        default=None,
+        alias="sizeLimitGiB",
+        strict=True,
+        ge=1,
+        le=65536,
+        description="Upper limit in GiB. Absent: the node's free space.",
+    )
+
+
+class HostPathSource(SpecModel):
+    """A folder of the node, for example a local NVMe disk with the weights on it."""
+
+    path: str = Field(
+        min_length=1, max_length=1024, pattern=fields.ABSOLUTE_PATH, description="Absolute path on the node."
+    )
+
+
+class ModelSource(SpecModel):
+    """Where weights come from. At most one of the three volumes may be set."""
+
+    download: Download = Field(
+        default=Download.ALLOWED,
+        description="Forbidden: engines run with HF_HUB_OFFLINE=1 and never wait for a hub that they cannot reach.",
+    )
+    token_secret_ref: SecretKeyRef | None = Field(
+        default=None, description="Secret with the Hugging Face token. A token never stands in this object itself."
+    )
+    persistent_volume_claim: ClaimSource | None = Field(default=None, description="Mount an existing claim.")
+    empty_dir: EmptyDirSource | None = Field(default=None, description="Download into space of the node.")
+    host_path: HostPathSource | None = Field(default=None, description="Mount a folder of the node.")
+    mount_path: str = Field(
+        default="/models",
+        min_length=1,
+        max_length=1024,
+        pattern=fields.ABSOLUTE_PATH,
+        description="Where the volume is mounted. HF_HOME points there.",
+    )
+
+
+class ModelSpec(SpecModel):
+    """The model, equal on both roles."""
+
+    name: str = Field(
+        min_length=1,
+        max_length=1024,
+        pattern=fields.MODEL_NAME,
+        description="Hugging Face repository, or a folder with the weights (a path that begins with / or ./ or ../; "
+        "pdctl reads a relative one against the folder of the file).",
+    )
+    served_name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=256,
+        pattern=fields.SERVED_NAME,
+        description="Name that clients send as `model`. Absent: `name`, or the folder's own name for a path.",
+    )
+    revision: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=256,
+        pattern=fields.REVISION,
+        description="Branch, tag or commit of the repository; pin a commit, since a moving branch gives P and D "
+        "different weights. Absent: the repository's default branch.",
+    )
+    max_model_len: int | None = Field(
+        default=None,
+        strict=True,
+        ge=256,
+        le=16_777_216,
+        description="Longest prompt plus answer in tokens. Absent: the model's own limit.",
+    )
+    dtype: Dtype = Field(default=Dtype.AUTO, description="Type of weights and activations. auto: as the model says.")
+    source: ModelSource = Field(default=ModelSource(), description="Where the weights come from.")
+
+    @property
+    def is_local(self) -> bool:
+        """Is `name` a folder rather than a repository?"""
+        return self.name.startswith(LOCAL_PREFIXES)
+
+    @property
+    def public_name(self) -> str:
+        """The name that clients send: `servedName`, or what stands in for it."""
+        if self.served_name is not None:
+            return self.served_name
+        return self.name.rstrip("/").rpartition("/")[2] if self.is_local else self.name
+
+
+class EngineSpec(SpecModel):
+    """Settings of the vLLM process, equal on both roles."""
+
+    image: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=512,
+        pattern=fields.IMAGE,
+        description="Container image with vLLM, NIXL and (for connector Verified) our plugin, for both roles. "
+        "Absent: the operator's default. pdctl up uses the vLLM that is installed.",
+    )
+    vllm_version: str | None = Field(
+        default=None,
+        min_length=3,
+        max_length=64,
+        pattern=fields.VERSION,
+        description="vLLM version in the image, for images whose tag does not say it. Supported: 0.29 to 0.33.",
+    )
+    max_num_seqs: int = Field(
+        default=256, strict=True, ge=1, le=65536, description="Most requests that one engine runs at once."
+    )
+    block_size: int | None = Field(
+        default=None,
+        strict=True,
+        ge=1,
+        le=65536,
+        description="Tokens per KV block. Absent: vLLM's choice for the device.",
+    )
+    gpu_memory_utilization_percent: int | None = Field(
+        default=None,
+        strict=True,
+        ge=1,
+        le=100,
+        description="Share of device memory that vLLM may use, in percent. Absent: vLLM's default.",
+    )
+    startup_timeout_seconds: int = Field(
+        default=7200,
+        strict=True,
+        ge=60,
+        le=86400,
+        description="How long an engine may take from its start to its first healthy answer. Large models read from "
+        "a network disk need most of an hour.",
+    )
+    shutdown_timeout_seconds: int = Field(
+        default=120,
+        strict=True,
+        ge=0,
+        le=3600,
+        description="How long an engine may finish running requests after SIGTERM. 0 cuts them off at once. A decode "
+        "engine that still retains blocks uses all of it.",
+    )
+    extra_args: ExtraArgs = Field(
+        default=(), description="More vLLM arguments, one list entry per word, for both roles."
+    )
+    env: Env = Field(default=(), description="More environment variables, for both roles.")
+
+
+class RoleSpec(SpecModel):
+    """One role's engines."""
+
+    replicas: Replicas = Field(default=1, description="Number of engines. 0 means that requests get a 503.")
+    replicas_managed_by: ReplicasManagedBy = Field(
+        default=ReplicasManagedBy.OPERATOR,
+        description="External leaves the number of engines to an autoscaler; `replicas` is then not applied.",
+    )
+    tensor_parallel_size: int = Field(
+        default=1, strict=True, ge=1, le=64, description="Accelerators per engine, all on one node."
+    )
+    max_num_seqs: int | None = Field(
+        default=None,
+        strict=True,
+        ge=1,
+        le=65536,
+        description="Most requests that one engine of this role runs at once. Absent: engine.maxNumSeqs.",
+    )
+    prefix_caching: bool = Field(
+        default=True,
+        description="false turns the engine's own prefix cache off. true leaves vLLM's default, which is on for "
+        "models that allow it.",
+    )
+    extra_args: ExtraArgs = Field(
+        default=(), description="More vLLM arguments for this role only, after those of `spec.engine`."
+    )
+    env: Env = Field(default=(), description="More environment variables for this role; they win over `spec.engine`.")
+
+
+class CustomProfile(SpecModel):
+    """The machine, for nodeProfile Custom."""
+
+    device: Device = Field(default=Device.CUDA, description="Where the KV cache lives.")
+    accelerators_per_node: int = Field(
+        default=1, strict=True, ge=1, le=64, description="Most accelerators that one engine can have."
+    )
+    default_backend: Backend = Field(
+        default=Backend.UCX, description="NIXL backend when kvTransfer.backend is absent. LIBFABRIC needs EFA."
+    )

@@ -1,0 +1,109 @@
+"""`spec.router`: the data plane's size, limits and deadlines. Whether it reuses KV is `spec.kvTransfer`'s decision."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from pd_operator.core.choices import Anonymous, ServiceType, StoreType, TenantFrom
+from pd_operator.core.fields import AnnotationValue, LabelKey, Port, Replicas, Seconds, SpecModel
+
+MIB = 1 << 20
+
+
+class HandleStore(SpecModel):
+    """Where handles wait for the next turn, and how many may wait."""
+
+    type: StoreType = Field(
+        default=StoreType.MEMORY,
+        description="Memory: each router has its own, a turn that lands on another router is recomputed.",
+    )
+    max_bytes: int = Field(
+        default=256 * MIB,
+        strict=True,
+        ge=MIB,
+        le=1 << 40,
+        description="Most bytes of handles that one router keeps; the oldest go first.",
+    )
+    max_entries: int = Field(
+        default=100_000, strict=True, ge=1, le=100_000_000, description="Most handles that one router keeps."
+    )
+
+
+class RouterAuth(SpecModel):
+    """Who a request belongs to. Handles never cross tenants."""
+
+    tenant_from: TenantFrom = Field(
+        default=TenantFrom.AUTHORIZATION,
+        description="Authorization: the credential itself names the tenant. Header: a trusted gateway in front sets "
+        "x-pd-tenant; use it only when clients cannot reach the router past that gateway.",
+    )
+    anonymous: Anonymous = Field(
+        default=Anonymous.NO_REUSE,
+        description="Requests without a principal. NoReuse: served, without reuse. Allowed: all of them are one "
+        "tenant and may reuse each other's conversations.",
+    )
+
+
+class RouterLimits(SpecModel):
+    """Bounds that protect the router and the engines."""
+
+    max_body_bytes: int = Field(
+        default=16 * MIB,
+        strict=True,
+        ge=1024,
+        le=1 << 30,
+        description="Largest request body; larger ones get a 413.",
+    )
+    max_inflight: int = Field(
+        default=1024, strict=True, ge=1, le=1_000_000, description="Most requests in work at once, per router."
+    )
+    max_queue: int = Field(
+        default=1024,
+        strict=True,
+        ge=0,
+        le=1_000_000,
+        description="Most requests that wait for a place, per router; further ones get a 429 with Retry-After.",
+    )
+
+
+class RouterTimeouts(SpecModel):
+    """Deadlines in whole seconds. Each leg has its own, because a dead peer may stay silent."""
+
+    connect_seconds: Seconds = Field(default=2, description="Opening a connection to an engine.")
+    prefill_seconds: Seconds = Field(
+        default=60, description="The whole prefill leg, from sending it to P's answer, waiting inside P included."
+    )
+    first_byte_seconds: Seconds = Field(
+        default=60, description="Decode leg, from sending it to the first byte of the answer."
+    )
+    idle_seconds: Seconds = Field(default=60, description="Decode leg, between two pieces of the answer.")
+    drain_seconds: Seconds = Field(
+        default=60, description="After SIGTERM, how long running requests may finish before they are cut."
+    )
+
+
+class RouterService(SpecModel):
+    """The Service that clients talk to."""
+
+    type: ServiceType = Field(default=ServiceType.CLUSTER_IP, description="How the Service is exposed.")
+    port: Port = Field(default=8000, description="Port of the Service.")
+    annotations: Annotated[dict[LabelKey, AnnotationValue], Field(max_length=64)] = Field(
+        default={}, description="Annotations of the Service, for a load-balancer controller."
+    )
+
+
+class RouterSpec(SpecModel):
+    """The router."""
+
+    replicas: Replicas = Field(
+        default=1,
+        description="Number of routers. With store type Memory, more than one needs a load balancer that keeps a "
+        "conversation on one router; otherwise turns that change router are recomputed.",
+    )
+    handle_store: HandleStore = Field(default=HandleStore(), description="Where handles are kept between turns.")
+    auth: RouterAuth = Field(default=RouterAuth(), description="Who a request belongs to.")
+    limits: RouterLimits = Field(default=RouterLimits(), description="Bounds on size and number of requests.")
+    timeouts: RouterTimeouts = Field(default=RouterTimeouts(), description="Deadlines per leg.")
+    service: RouterService = Field(default=RouterService(), description="The Service that clients talk to.")

@@ -1,0 +1,97 @@
+"""`spec.kvTransfer`: the one switch for reuse, and everything that has to move with it.
+
+The engines' flags, the router's use of handles and both time limits are derived from this block, since each of them is
+useless or dangerous without the others.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from pd_operator.core import fields
+from pd_operator.core.choices import Backend, Connector, LoadFailurePolicy, Switch
+from pd_operator.core.fields import SpecModel
+
+TTL_MARGIN_SECONDS: Final = 30
+"""The router forgets a handle this long before D frees its blocks, so that a slow hand-off is still in time."""
+
+READ_MARGIN_SECONDS: Final = 10
+"""Least distance between the two limits: P declines reads in D's last 5 s, and the prefill may wait in a queue."""
+
+
+class ExtraConfigEntry(SpecModel):
+    """One more key of the connector's `kv_connector_extra_config`."""
+
+    name: str = Field(min_length=1, max_length=128, pattern=fields.WORD, description="The connector's own key.")
+    value: str = Field(
+        min_length=1, max_length=1024, pattern=fields.PRINTABLE, description="The value, written as JSON: 4, true."
+    )
+
+
+class KVTransferSpec(SpecModel):
+    """How KV moves between the roles."""
+
+    bidirectional: Switch = Field(
+        default=Switch.ENABLED,
+        description="Reuse of D's KV by P on the next turn: sets the flag on both roles and the router's replay of "
+        "handles together. Disabled moves KV from P to D only.",
+    )
+    decoder_blocks_ttl_seconds: int = Field(
+        default=480,
+        alias="decoderBlocksTTLSeconds",
+        strict=True,
+        ge=20,
+        le=86400,
+        description="How long D keeps the blocks of a finished turn. They cost decode memory until they are read or "
+        "this time is over.",
+    )
+    router_ttl_seconds: int | None = Field(
+        default=None,
+        alias="routerTTLSeconds",
+        strict=True,
+        ge=1,
+        le=86400,
+        description="How long the router uses a handle; at least 10 s less than decoderBlocksTTLSeconds. "
+        "Absent: 30 s less, or half of it when it is under a minute.",
+    )
+    recompute_threshold_tokens: int = Field(
+        default=64,
+        strict=True,
+        ge=0,
+        le=1_000_000,
+        description="P computes instead of reading when it would read fewer tokens than this. 0 always reads.",
+    )
+    backend: Backend | None = Field(
+        default=None, description="NIXL backend of both roles. Absent: LIBFABRIC on EFA, UCX elsewhere."
+    )
+    connector: Connector = Field(
+        default=Connector.VERIFIED,
+        description="Verified: our connector, which proves that the blocks hold the prompt before it reads them. "
+        "Stock: vLLM's pull connector; the router then reuses only what the history itself proves. Push connectors "
+        "are not supported.",
+    )
+    load_failure_policy: LoadFailurePolicy = Field(
+        default=LoadFailurePolicy.FAIL,
+        description="Fail: the engine answers with an error and the router retries without the handle. Recompute: "
+        "the engine recomputes; needs connector Verified, since the stock one then waits for ever.",
+    )
+    lease_duration_seconds: int = Field(
+        default=30,
+        strict=True,
+        ge=6,
+        le=3600,
+        description="How long P keeps blocks for D without a sign of life. D renews it while a request waits.",
+    )
+    extra_config: Annotated[tuple[ExtraConfigEntry, ...], Field(max_length=16)] = Field(
+        default=(), description="Keys of the connector that have no field here."
+    )
+
+    @property
+    def handle_ttl_seconds(self) -> int:
+        """How long the router may use a handle, in seconds; always less than `decoderBlocksTTLSeconds`."""
+        if self.router_ttl_seconds is not None:
+            return self.router_ttl_seconds
+        ttl = self.decoder_blocks_ttl_seconds
+        return max(ttl - TTL_MARGIN_SECONDS, ttl // 2)
