@@ -1,0 +1,202 @@
+"""What the fields of one request say: which model, which ids, one leg or two, linkable or not, which scope.
+
+Separate from `request` (which ties the answers together and builds bodies) so that each question is one function over a
+parsed body. The router interprets few fields and is strict about those: a value that vLLM would coerce ("n": "2") and
+the router would read differently must not pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pd_router.core import history
+from pd_router.core.errors import bad_field, unknown_model
+from pd_router.core.fields import NOT_IN_PROMPT, PROMPT, SCOPE_DEFAULTS, Api
+from pd_router.core.jsontext import encode
+from pd_router.core.sanitize import strip_deep
+from pd_wire.names import ID_FIELDS, ID_HEADERS
+
+_ROLES: Final = "a list of objects, each with a role that is a string"
+_CONTENT: Final = "a string, a list of parts, or null"
+_PROMPT: Final = "a string or a list of token ids, or a list of these"
+_UNSET: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the prompt itself says. `conversation` is None for completions; `tokens` is 0 when unknown."""
+
+    conversation: history.Conversation | None
+    tokens: int = 0
+    several: bool = False
+
+
+def read_model(body: Mapping[str, Any], known: frozenset[str]) -> str:
+    """The model asked for, or the only one there is. Raises ApiError 400 or 404."""
+    model = body.get("model")
+    if model is None:
+        if len(known) == 1:
+            return next(iter(known))
+        raise bad_field("model", "given" if not known else "one of: " + ", ".join(sorted(known)[:20]))
+    if type(model) is not str:
+        raise bad_field("model", "a string")
+    if known and model not in known:
+        raise unknown_model(model, known)
+    return model
+
+
+def read_flag(body: Mapping[str, Any], name: str) -> bool:
+    """A boolean that may be null. Raises ApiError 400."""
+    value = body.get(name)
+    if value is None or value is False:
+        return False
+    if value is True:
+        return True
+    raise bad_field(name, "true, false or null")
+
+
+def read_count(body: Mapping[str, Any], name: str) -> int | None:
+    """An integer that may be null. Raises ApiError 400."""
+    value = body.get(name)
+    if value is None or type(value) is int:
+        return value
+    raise bad_field(name, "an integer or null")
+
+
+def read_ids(body: dict[str, Any], headers: Mapping[str, str], unknown: frozenset[str]) -> tuple[tuple[str, str], ...]:
+    """The conversation ids, and remove from `body` those that the engine does not know. Raises ApiError 400."""
+    found: list[tuple[str, str]] = []
+    for name in ID_FIELDS:
+        if name not in body:
+            continue
+        value = body.pop(name) if name in unknown else body[name]
+        if type(value) is int:
+            value = str(value)
+        if type(value) is str:
+            if value:
+                found.append((name, value))
+        elif value is not None:
+            raise bad_field(name, "a string or null")
+    for name in ID_HEADERS:
+        value = headers.get(name)
+        if value:
+            found.append((name, value))
+    return tuple(found)
+
+
+def read_messages(body: Mapping[str, Any]) -> Prompt:
+    """Check and digest chat messages; forbidden keys below them are removed. Raises ApiError 400, ValueError."""
+    messages = body.get("messages")
+    if type(messages) is not list or not messages:
+        raise bad_field("messages", _ROLES)
+    for index, message in enumerate(messages):
+        if type(message) is not dict or type(message.get("role")) is not str:
+            raise bad_field(f"messages[{index}]", "an object with a role that is a string")
+        content = message.get("content")
+        if type(content) is not str:
+            if content is not None and type(content) is not list:
+                raise bad_field(f"messages[{index}].content", _CONTENT)
+            strip_deep(message)
+        elif len(message) > 2:
+            strip_deep(message)
+    return Prompt(history.read_messages(messages))
+
+
+def read_prompt(body: Mapping[str, Any]) -> Prompt:
+    """Classify a completions prompt. Raises ApiError 400.
+
+    Completions are linked by id only, never by history. The text of a prompt and its completion does not say how the
+    joint was tokenised, so it could never be exact; and finding the longest stored prefix of a text of unknown length
+    needs an index over lengths, for an API whose multi-turn users (benchmarks, agents with own templates) have ids.
+    """
+    prompt = body.get("prompt")
+    if prompt is None or type(prompt) is str:
+        return Prompt(None)
+    if type(prompt) is not list:
+        raise bad_field("prompt", _PROMPT)
+    if not prompt:
+        return Prompt(None)
+    first = prompt[0]
+    if type(first) is int:
+        return Prompt(None, len(prompt))
+    if type(first) is str:
+        return Prompt(None, several=len(prompt) > 1)
+    if type(first) is list:
+        return Prompt(None, len(first), several=len(prompt) > 1)
+    raise bad_field("prompt", _PROMPT)
+
+
+def decode_alone(body: Mapping[str, Any], prompt: Prompt) -> str | None:
+    """Why one engine must do the whole turn, or None (HL-19). Raises ApiError 400.
+
+    Several sequences share one params object and only one child's blocks would ever be released; prompt
+    log-probabilities and echo need the prompt computed where the answer is made.
+    """
+    if (read_count(body, "n") or 1) != 1:
+        return "n > 1"
+    if (read_count(body, "best_of") or 1) != 1:
+        return "best_of > 1"
+    if read_flag(body, "use_beam_search"):
+        return "beam search"
+    if prompt.several:
+        return "several prompts"
+    if read_flag(body, "echo"):
+        return "echo"
+    if read_count(body, "prompt_logprobs") is not None:
+        return "prompt_logprobs"
+    if body.get("prompt_embeds") is not None:
+        return "prompt_embeds"
+    if (read_count(body, "truncate_prompt_tokens") or 0) < 0:
+        # "As long as the model allows" depends on the output limit, which differs between the legs.
+        return "truncation to the model's limit"
+    return None
+
+
+def link_fault(body: Mapping[str, Any], prompt: Prompt) -> str | None:
+    """Why this turn, though it may take two legs, can neither use a handle nor leave one. Raises ApiError 400."""
+    if prompt.conversation is not None and prompt.conversation.media:
+        # Pictures share placeholder tokens: equal tokens are no proof of equal KV.
+        return "media"
+    if read_count(body, "truncate_prompt_tokens") is not None:
+        return "truncate_prompt_tokens"
+    return None
+
+
+def inexact_option(body: Mapping[str, Any]) -> str | None:
+    """The option under which equal messages do not mean that the new prompt extends the old one, or None."""
+    if body.get("continue_final_message"):
+        return "continue_final_message"
+    if body.get("add_generation_prompt") is False:
+        return "add_generation_prompt"
+    if body.get("chat_template") is not None:
+        return "chat_template"
+    if body.get("ignore_eos"):
+        return "ignore_eos"
+    return None
+
+
+def read_scope(api: Api, body: Mapping[str, Any], model: str) -> tuple[bytes, bytes]:
+    """Digest of what besides the prompt field shapes the prompt, and the text in which lost integers would show.
+
+    Raises:
+        ValueError: nested too deeply.
+    """
+    prompt_field = PROMPT[api]
+    defaults = SCOPE_DEFAULTS[api]
+    shaping: dict[str, Any] = {}
+    others: list[Any] = []
+    for name, value in body.items():
+        if name == prompt_field or value is None:
+            continue
+        if name in NOT_IN_PROMPT:
+            if type(value) is dict or type(value) is list:
+                others.append(value)
+        elif defaults.get(name, _UNSET) != value:
+            shaping[name] = value
+    shaping["model"] = model
+    encoded = encode(shaping, sort=True)
+    digest = hashlib.blake2b(encoded, digest_size=16, person=b"chat" if api is Api.CHAT else b"completions").digest()
+    return digest, encoded + encode(others) if others else encoded

@@ -1,0 +1,140 @@
+"""What each request field means to the router, one table per API.
+
+Separate from the code that applies it because a vLLM upgrade changes this page and nothing else. Checked against the
+request classes and the renderers of vLLM 0.32. A field that no table names is treated as one that shapes the prompt: an
+unknown field then costs a missed reuse at worst, never a wrong one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final
+
+from pd_wire import names
+
+
+class Api(StrEnum):
+    """The two APIs whose requests the router opens."""
+
+    CHAT = "chat.completions"
+    COMPLETIONS = "completions"
+
+
+STRIPPED: Final = frozenset({"kvtransferparams", "ectransferparams"})
+"""Never taken from a client, in any spelling: both steer an engine's connections to a host of the sender's choice."""
+
+CARRIERS: Final = ("extra_body", "vllm_xargs", "extra_args", "sampling_params")
+"""Objects inside a body that engines or client libraries unpack into the request itself."""
+
+KNOWN_IDS: Final[Mapping[Api, frozenset[str]]] = MappingProxyType(
+    {Api.CHAT: frozenset({"session_id"}), Api.COMPLETIONS: frozenset({"session_id"})}
+)
+"""Conversation id fields that vLLM has itself and may see. `prompt_cache_key` and `previous_response_id` exist only in
+its Responses API, `conversation_id` nowhere."""
+
+UNKNOWN_IDS: Final[Mapping[Api, frozenset[str]]] = MappingProxyType(
+    {api: frozenset(names.ID_FIELDS) - known for api, known in KNOWN_IDS.items()}
+)
+
+PROMPT: Final[Mapping[Api, str]] = MappingProxyType({Api.CHAT: "messages", Api.COMPLETIONS: "prompt"})
+
+_SAMPLING: Final = frozenset(
+    {
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "length_penalty",
+        "watermarking",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "ignore_eos",
+        "priority",
+        "include_reasoning",
+        "parallel_tool_calls",
+        "routed_experts_prompt_start",
+        "early_stopping",
+    }
+)
+"""Shape the output only and do no harm on a one-token prefill; kept there so that P refuses bad values early."""
+
+_OUTPUT: Final = frozenset(
+    {
+        "stream",
+        "stream_options",
+        "stream_interval",
+        "n",
+        "best_of",
+        "use_beam_search",
+        "min_tokens",
+        "max_tokens",
+        "max_completion_tokens",
+        "stop",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        "logprobs",
+        "top_logprobs",
+        "logprob_token_ids",
+        "prompt_logprobs",
+        "logit_bias",
+        "allowed_token_ids",
+        "bad_words",
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "guided_decoding_backend",
+        "guided_whitespace_pattern",
+        "repetition_detection",
+        "thinking_token_budget",
+        "echo",
+        "return_token_ids",
+        "return_tokens_as_token_ids",
+        "return_token_offsets",
+        "return_prompt_text",
+        "mm_payload",
+        "return_mm_kwargs",
+    }
+)
+"""Shape, limit, constrain or parse the output: wrong or useless on a prefill of one token (RP-08, RP-09)."""
+
+_BOOKKEEPING: Final = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "request_id", names.KV_PARAMS, *names.ID_FIELDS}
+)
+
+RENDERED_BY_SOME: Final = frozenset({"response_format", "tool_choice"})
+"""Kimi K3's renderer writes both into the prompt, Cohere's the first. They are part of the scope for every model, and
+kept on the prefill leg only where a deployment says so, since a forced tool call cannot be parsed from one token."""
+
+PREFILL_DROPPED: Final = _OUTPUT | {"response_format"}
+NOT_IN_PROMPT: Final = _SAMPLING | _OUTPUT | _BOOKKEEPING
+
+PREFILL_FORCED: Final[Mapping[Api, Mapping[str, Any]]] = MappingProxyType(
+    {
+        # vLLM prefers max_completion_tokens where both are given; older releases know only max_tokens.
+        Api.CHAT: MappingProxyType({"max_tokens": 1, "max_completion_tokens": 1, "stream": False}),
+        Api.COMPLETIONS: MappingProxyType({"max_tokens": 1, "stream": False}),
+    }
+)
+
+SCOPE_DEFAULTS: Final[Mapping[Api, Mapping[str, Any]]] = MappingProxyType(
+    {
+        Api.CHAT: MappingProxyType(
+            {
+                "tool_choice": "auto",
+                "add_generation_prompt": True,
+                "continue_final_message": False,
+                "add_special_tokens": False,
+            }
+        ),
+        Api.COMPLETIONS: MappingProxyType({"add_special_tokens": True}),
+    }
+)
+"""Saying a default aloud is the same as leaving it out, so it gives the same scope."""

@@ -1,0 +1,236 @@
+"""The engine's answer on its way to the client: every byte as it came, except the handle (RP-01, RP-02, RP-05, IS-02).
+
+Decides where an event ends, what is cut out of it, and how the stream ended. Works on bytes: an event is passed on once
+it is whole, without having been parsed, unless it names the handle or no content has come yet. What the stream said
+(reply, usage, ending) is read once, at the end, from the events kept for that purpose.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Final
+
+from pd_router.core import transcript
+from pd_router.core.cutting import NAME, cut_event, strip_json
+from pd_router.core.history import Reply
+from pd_router.core.transcript import Transcript, parse_answer
+
+__all__ = ["Ending", "EventTooLarge", "SseFilter", "parse_answer", "split_events", "strip_json"]
+
+MAX_KEPT: Final = 16 * 1024 * 1024
+MAX_EVENT: Final = 64 * 1024 * 1024
+_TAIL: Final = 8
+"""Events kept when the rest is dropped: enough for finish, usage and [DONE]."""
+
+
+class Ending(StrEnum):
+    """How a stream ended. Only `CLEAN` may leave a handle behind."""
+
+    CLEAN = "clean"
+    ERROR_EVENT = "error_event"
+    ERROR_FINISH = "error_finish"
+    TRUNCATED = "truncated"
+    ABORTED = "aborted"
+
+
+class EventTooLarge(Exception):
+    """One event exceeds the limit: it can neither be passed on unseen nor be held."""
+
+
+class SseFilter:
+    """One streamed answer. `feed` and `flush` return the bytes for the client.
+
+    Until `started` is true nothing may reach the client, so that a failing turn can still become a retry or a 5xx;
+    the caller holds the returned bytes back. `error` is the first error event's object, known at once only before the start.
+    """
+
+    __slots__ = (
+        "_events",
+        "_fast",
+        "_kept",
+        "_max_event",
+        "_max_kept",
+        "_overflow",
+        "_partial",
+        "_read_at",
+        "_transcript",
+        "error",
+        "handle",
+        "poisoned",
+        "started",
+    )
+
+    def __init__(self, max_kept: int = MAX_KEPT, max_event: int = MAX_EVENT) -> None:
+        self.handle: dict[str, Any] | None = None
+        """The last handle seen, or None."""
+        self.started = False
+        """Content, a finish or an error has been seen."""
+        self.error: dict[str, Any] | None = None
+        self.poisoned = False
+        """An event named the handle and could not be read; it was withheld."""
+        self._partial = bytearray()
+        self._events: list[bytes] = []
+        self._kept = 0
+        self._overflow = False
+        self._fast = False
+        self._max_kept = max_kept
+        self._max_event = max_event
+        self._transcript: Transcript | None = None
+        self._read_at = 0
+
+    def feed(self, data: bytes) -> bytes:
+        """Take what a read returned, give what may be sent on: whole events only, possibly none.
+
+        Raises:
+            EventTooLarge: the event being received exceeds the limit.
+        """
+        if self._fast and data[-2:] == b"\n\n" and NAME not in data:
+            self._events.append(data)
+            self._kept += len(data)
+            if self._kept > self._max_kept:
+                self._drop_kept()
+            return data
+        return self._feed_slowly(data)
+
+    def flush(self) -> bytes:
+        """At the end of the stream: the last event, if it came without its blank line."""
+        rest = bytes(self._partial)
+        self._partial.clear()
+        return self._emit(rest) if rest else b""
+
+    def ending(self, complete: bool = True, aborted: bool = False) -> Ending:
+        """Judge the stream; call after `flush`.
+
+        Args:
+            complete: the engine ended the answer properly (last chunk, or close where that is the framing).
+            aborted: the caller gave the turn up, or the client left before all of it was relayed.
+        """
+        seen = self._read()
+        if aborted:
+            return Ending.ABORTED
+        if seen.error is not None or self.error is not None:
+            return Ending.ERROR_EVENT
+        if self.poisoned or not seen.finished or not (seen.done or complete):
+            return Ending.TRUNCATED
+        if "error" in seen.finish_reasons:
+            return Ending.ERROR_FINISH
+        return Ending.ABORTED if "abort" in seen.finish_reasons else Ending.CLEAN
+
+    def reply(self) -> Reply | None:
+        """The assistant message as a client assembles it; None for several choices, completions, too long a stream."""
+        return None if self._overflow else self._read().reply()
+
+    @property
+    def usage(self) -> dict[str, Any] | None:
+        """The last usage object, or None."""
+        return self._read().usage
+
+    @property
+    def finish_reasons(self) -> tuple[str, ...]:
+        """Finish reasons of all choices, in order of arrival."""
+        return self._read().finish_reasons
+
+    @property
+    def done(self) -> bool:
+        """Whether [DONE] was seen."""
+        return self._read().done
+
+    def _feed_slowly(self, data: bytes) -> bytes:
+        partial = self._partial
+        start = max(0, len(partial) - 3)
+        partial += data
+        end = _last_event_end(partial, start)
+        if end <= 0:
+            if len(partial) > self._max_event:
+                raise EventTooLarge(f"an event exceeds {self._max_event} bytes")
+            self._fast = False
+            return b""
+        if end == len(partial):
+            whole = bytes(partial)
+            partial.clear()
+        else:
+            whole = bytes(partial[:end])
+            del partial[:end]
+        sent = self._emit(whole)
+        self._fast = self.started and not partial
+        return sent
+
+    def _emit(self, whole: bytes) -> bytes:
+        """Pass on whole events, without the handle, and keep them for the end."""
+        if NAME not in whole:
+            if not self.started:
+                self._look(whole)
+            self._keep(whole)
+            return whole
+        sent = b"".join([self._clean(event) if NAME in event else event for event in split_events(whole)])
+        if not self.started:
+            self._look(sent)
+        self._keep(sent)
+        return sent
+
+    def _clean(self, event: bytes) -> bytes:
+        cut = cut_event(event)
+        if cut is None:
+            self.poisoned = True
+            return b""
+        if cut.handle is not None:
+            self.handle = cut.handle
+        return cut.rest
+
+    def _look(self, whole: bytes) -> None:
+        for event in transcript.parse_events(whole):
+            if transcript.error_of(event) is not None:
+                self.error = transcript.error_of(event)
+                self.started = True
+            elif transcript.bears_content(event):
+                self.started = True
+
+    def _keep(self, events: bytes) -> None:
+        self._events.append(events)
+        self._kept += len(events)
+        if self._kept > self._max_kept:
+            self._drop_kept()
+
+    def _drop_kept(self) -> None:
+        self._overflow = True
+        self._events = self._events[-_TAIL:]
+        self._kept = 0
+
+    def _read(self) -> Transcript:
+        if self._transcript is None or self._read_at != len(self._events):
+            self._transcript = transcript.read(b"".join(self._events))
+            self._read_at = len(self._events)
+        return self._transcript
+
+
+def split_events(whole: bytes) -> list[bytes]:
+    """Cut a run of whole events into single ones; joined they are the input."""
+    events: list[bytes] = []
+    start = 0
+    while start < len(whole):
+        end = _first_event_end(whole, start)
+        events.append(whole[start:end])
+        start = end
+    return events
+
+
+_ENDS: Final = (b"\n\n", b"\n\r\n", b"\r\r")
+"""A line end followed by an empty line, for lines that end in LF, CRLF or a mixture, and for CR alone."""
+
+
+def _last_event_end(data: bytearray, start: int) -> int:
+    best = 0
+    for mark in _ENDS:
+        at = data.rfind(mark, start)
+        if at >= 0:
+            best = max(best, at + len(mark))
+    return best
+
+
+def _first_event_end(data: bytes, start: int) -> int:
+    best = len(data)
+    for mark in _ENDS:
+        at = data.find(mark, start, best)
+        if at >= 0:
+            best = min(best, at + len(mark))
+    return best
