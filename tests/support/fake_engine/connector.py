@@ -1,0 +1,369 @@
+"""One fake engine's KV connector: what it matches, pulls, retains, hands out and forgets, without any HTTP.
+
+It follows vLLM's pull connector (0.32) rule by rule, faults included, because a router must be safe against the real
+one: reads are positional, a freed block reads as whatever is in it now, the remote list is cut to its tail. In
+``verified`` mode it behaves like our own connector on top of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pd_wire import names, proof
+from pd_wire.handle import decoder_handle_fault
+from pd_wire.report import Report, Verdict
+from support.fake_engine.answers import BlockContent, next_context, root_context
+from support.fake_engine.blocks import BlockPool, prefix_hashes
+from support.fake_engine.fabric import Fabric
+
+EXPIRY_MARGIN = 5.0
+"""Seconds before the end of a lease from which on vLLM declines to read."""
+
+_ADDRESS = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
+
+
+class LoadFailed(Exception):
+    """The KV that a request counts on cannot be loaded; what the client sees is the load-failure policy's business."""
+
+
+class Parked(Exception):
+    """The request waits for KV that will never come; only an abort ends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorConfig:
+    """Sizes in blocks and tokens, times in seconds; defaults follow vLLM except for the small block."""
+
+    role: Literal["prefill", "decode"]
+    mode: Literal["stock", "verified"] = "verified"
+    bidirectional: bool = True
+    block_tokens: int = 16
+    blocks: int = 8192
+    prefix_caching: bool | None = None
+    decoder_ttl: float = 480.0
+    lease: float = 30.0
+    recompute_threshold: int = 64
+    handle_extras: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Run:
+    """A running request: its ids so far, its blocks, and where each prompt token's KV came from."""
+
+    request_id: str
+    tokens: list[int]
+    prompt_length: int
+    model: str
+    salt: str
+    params: dict[str, Any] | None
+    blocks: list[int] = field(default_factory=list)
+    local: int = 0
+    pulled: int = 0
+    report: Report | None = None
+    pulling_from: str | None = None
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """Blocks of a finished request that wait for a reader; ``expiry`` is on the fabric's clock, None means for ever."""
+
+    blocks: tuple[int, ...]
+    tokens: tuple[int, ...]
+    expiry: float | None
+
+
+class Connector:
+    """KV side of one engine process; a restart makes a new one."""
+
+    def __init__(self, config: ConnectorConfig, fabric: Fabric, host: str, port: int, name: str) -> None:
+        self.config, self.fabric, self.host, self.port, self.name = config, fabric, host, port, name
+        self.engine_id = f"{name}-{secrets.token_hex(8)}"
+        caches = config.prefix_caching if config.prefix_caching is not None else config.role == "decode"
+        self.pool = BlockPool(config.blocks, config.block_tokens, caches_prefixes=caches)
+        self.counters: Counter[str] = Counter()
+        self.frozen = False
+        self.pull_delay = 0.0
+        self._retained: dict[str, Retained] = {}
+        self._clock_offset = secrets.randbelow(1_000_000) + 0.25
+        self._proof_key = secrets.token_bytes(proof.KEY_BYTES)
+        fabric.join(self)
+
+    # --- what the outside may look at ---------------------------------------------------------
+
+    def clock(self) -> float:
+        """This process's own monotonic clock; its zero is nobody else's."""
+        return self.fabric.clock.now() + self._clock_offset
+
+    def expire(self) -> None:
+        """Free retained blocks whose time is over."""
+        now = self.fabric.clock.now()
+        for request_id, kept in list(self._retained.items()):
+            if kept.expiry is not None and kept.expiry <= now:
+                self.counters["expired"] += 1
+                self._free_retained(request_id)
+
+    def retained(self) -> dict[str, Retained]:
+        """What is held for readers now."""
+        self.expire()
+        return dict(self._retained)
+
+    def free_blocks(self) -> int:
+        """Blocks that nobody holds now."""
+        self.expire()
+        return self.pool.free
+
+    def retained_tokens(self, request_id: str) -> tuple[int, ...] | None:
+        """Ids behind a retained request, for the judge only: a real reader cannot ask."""
+        kept = self._retained.get(request_id)
+        return kept.tokens if kept else None
+
+    # --- life of a request --------------------------------------------------------------------
+
+    async def admit(self, run: Run) -> None:
+        """Give a request its prompt's KV: local hits, then a pull, then computing the rest.
+
+        Raises:
+            LoadFailed: the pull was declined or failed.
+            Parked: a stock engine would wait for ever.
+        """
+        self.expire()
+        size = self.config.block_tokens
+        prompt = run.tokens
+        hashes = prefix_hashes(prompt, size, f"{run.model}/{run.salt}")
+        reusable = hashes[: (len(prompt) - 1) // size]
+        run.blocks = self.pool.cached_prefix(reusable)
+        run.local = len(run.blocks) * size
+        params = self._checked_params(run)
+        count = self._matched_tokens(run, params)
+        if params is not None and params.get("remote_block_ids"):
+            if count > 0:
+                await self._pull(run, params, count)
+            else:
+                self._notify(params)
+        run.blocks += await self._allocate(-(-len(prompt) // size) - len(run.blocks))
+        self._compute(run, run.local + run.pulled, prompt)
+        self.pool.remember(run.blocks, hashes)
+        self.counters["local_cache_hit"] += run.local
+        self.counters["external_kv_transfer"] += run.pulled
+        self.counters["local_compute"] += len(prompt) - run.local - run.pulled
+
+    def contents(self, run: Run) -> list[BlockContent]:
+        """The KV that this request really has, position by position."""
+        return [self.pool.read(number) for number in run.blocks]
+
+    def finish(self, run: Run, generated: Sequence[int]) -> dict[str, Any] | None:
+        """End a request that stopped by itself; the handle, if this role gives one."""
+        tokens = [*run.tokens, *generated[:-1]]
+        self._compute(run, run.prompt_length, tokens)
+        hashes = prefix_hashes(tokens, self.config.block_tokens, f"{run.model}/{run.salt}")
+        self.pool.remember(run.blocks, hashes)
+        run.done = True
+        params = run.params
+        if not params:
+            self.pool.release(run.blocks)
+            return None
+        to_decode = bool(params.get("do_remote_decode"))
+        wanted = to_decode or (self.config.bidirectional and self._retention_wanted(params))
+        if not wanted:
+            self.pool.release(run.blocks)
+            return None
+        return self._retain(run, tokens, to_decode=to_decode)
+
+    def abort(self, run: Run) -> None:
+        """End a request from outside: no handle, and its blocks are free at once. Harmless after the end."""
+        if run.done:
+            return
+        run.done = True
+        if run.pulling_from is not None:
+            self.counters["aborted_in_pull"] += 1
+        self.pool.release(run.blocks)
+
+    def notified(self, request_id: str, reader: str) -> None:
+        """A reader says that it is done with a request's blocks."""
+        self.expire()
+        if request_id not in self._retained:
+            self.counters["notifications_after_expiry"] += 1
+            self.fabric.violate(self.name, f"blocks of unknown request {request_id} were read by {reader}")
+            return
+        self._free_retained(request_id)
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _checked_params(self, run: Run) -> dict[str, Any] | None:
+        """The params as the match hook sees them; our connector cuts them to what it can prove."""
+        params = run.params
+        if params is None or self.config.mode == "stock" or not params.get("do_remote_decode"):
+            return params
+        if not params.get("remote_block_ids"):
+            return params
+        if not self.config.bidirectional:
+            return None
+        fault = decoder_handle_fault(params, require_expiry=False)
+        if fault is not None:
+            run.report = Report(Verdict.MALFORMED, fault, 0, run.local, 0)
+            return None
+        proven, verdict, reason = self._proven(params, run)
+        size = self.config.block_tokens
+        cut = {
+            **params,
+            "remote_block_ids": [params["remote_block_ids"][0][: proven // size]],
+            "remote_num_tokens": proven,
+        }
+        matched = self._matched_tokens(run, cut)
+        run.report = Report(verdict, reason, proven, run.local, matched)
+        if proven == 0:
+            self._notify(params)
+            return None
+        return cut
+
+    def _proven(self, params: Mapping[str, Any], run: Run) -> tuple[int, Verdict, str]:
+        try:
+            given = proof.decode(params.get(names.PROOF_KEY))
+        except proof.ProofError as error:
+            return 0, Verdict.UNPROVEN, str(error)
+        blocks = min(proof.matching_blocks(given, run.tokens, _scope(run)), len(params["remote_block_ids"][0]))
+        tokens = blocks * given.block_tokens
+        if blocks == 0:
+            return 0, Verdict.UNPROVEN, "no block matches"
+        whole = min(given.blocks, len(run.tokens) // given.block_tokens)
+        return (tokens, Verdict.PROVEN, "") if blocks >= whole else (tokens, Verdict.TRIMMED, "later blocks differ")
+
+    def _matched_tokens(self, run: Run, params: Mapping[str, Any] | None) -> int:
+        """`get_num_new_matched_tokens`: how many tokens beyond the local hits come from elsewhere."""
+        if params is None:
+            return 0
+        if params.get("do_remote_prefill"):
+            return max(0, len(run.tokens) - run.local)
+        if not (params.get("do_remote_decode") and params.get("remote_block_ids")):
+            return 0
+        if not all(key in params for key in _ADDRESS):
+            return 0
+        count = min(int(params.get("remote_num_tokens") or 0), len(run.tokens)) - run.local
+        return count if count > 0 and count >= self.config.recompute_threshold else 0
+
+    async def _pull(self, run: Run, params: Mapping[str, Any], count: int) -> None:
+        if params.get("do_remote_decode") and not self.config.bidirectional:
+            self.fabric.violate(self.name, "handle sent to an engine without bidirectional transfer")
+            raise Parked
+        remote = self.fabric.reach(params["remote_host"], params["remote_port"])
+        if remote is None or remote.frozen:
+            self.counters["failed_transfers"] += 1
+            raise LoadFailed("peer is gone")
+        if remote.engine_id != params["remote_engine_id"]:
+            self.counters["failed_transfers"] += 1
+            raise LoadFailed("Remote NIXL agent engine ID mismatch")
+        deadline = params.get("remote_blocks_expiry_time")
+        if params.get("do_remote_decode") and deadline is not None and remote.clock() + EXPIRY_MARGIN >= deadline:
+            self.counters["expired"] += 1
+            raise LoadFailed("Declining expired remote read")
+        size = self.config.block_tokens
+        end = run.local + count
+        wanted = -(-end // size) - len(run.blocks)
+        source = list(params["remote_block_ids"][0])
+        if wanted > len(source):
+            self.fabric.violate(self.name, f"{wanted} local blocks against {len(source)} remote ones: worker assertion")
+            raise LoadFailed("assertion in the worker")
+        source = source[-wanted:]
+        if params.get("do_remote_prefill"):
+            self._judge_prompt(run, remote.retained_tokens(params["remote_request_id"]))
+        fresh = await self._allocate(wanted)
+        run.blocks += fresh
+        run.pulling_from = remote.name
+        if self.pull_delay:
+            await asyncio.sleep(self.pull_delay)
+        for mine, theirs in zip(fresh, source, strict=True):
+            self.pool.write(mine, remote.pool.read(theirs))
+        run.pulling_from = None
+        run.pulled = count
+        self.counters["transfers"] += 1
+        self.counters["blocks_pulled"] += wanted
+        remote.notified(params["remote_request_id"], self.name)
+
+    def _judge_prompt(self, run: Run, prefilled: tuple[int, ...] | None) -> None:
+        if prefilled is not None and prefilled[: len(run.tokens)] != tuple(run.tokens):
+            self.fabric.violate(self.name, "the decode leg's prompt differs from the prefill leg's")
+
+    def _notify(self, params: Mapping[str, Any]) -> None:
+        """Tell the owner that its blocks are not needed, without reading them."""
+        remote = self.fabric.reach(params["remote_host"], params["remote_port"])
+        if remote is None or remote.engine_id != params["remote_engine_id"]:
+            self.counters["failed_notifications"] += 1
+            return
+        remote.notified(params["remote_request_id"], self.name)
+
+    async def _allocate(self, count: int) -> list[int]:
+        """Take blocks, waiting for others to end as a scheduler's queue does."""
+        if count > self.pool.count:
+            raise LoadFailed("the prompt is larger than the whole KV memory")
+        while self.free_blocks() < count:
+            self.counters["waits_for_blocks"] += 1
+            await asyncio.sleep(0.005)
+        return self.pool.allocate(count)
+
+    def _compute(self, run: Run, start: int, tokens: Sequence[int]) -> None:
+        """Write the KV of positions ``start ..`` behind whatever the blocks in front of them hold."""
+        size = self.config.block_tokens
+        missing = -(-len(tokens) // size) - len(run.blocks)
+        if missing > 0:
+            self.expire()
+            run.blocks += self.pool.allocate(missing)
+        for index in range(start // size, -(-len(tokens) // size)):
+            first = index * size
+            if first >= start:
+                before = self.pool.read(run.blocks[index - 1]) if index else None
+                context = next_context(before) if before is not None else root_context(run.model)
+                held: list[int] = []
+            else:
+                block = self.pool.read(run.blocks[index])
+                context, held = block.context, block.tokens[: start - first]
+            held = held + list(tokens[first + len(held) : first + size])
+            self.pool.write(run.blocks[index], BlockContent(context, held))
+
+    def _retention_wanted(self, params: Mapping[str, Any]) -> bool:
+        return self.config.mode == "stock" or params.get(names.RETAIN_KEY) is not False
+
+    def _retain(self, run: Run, tokens: list[int], *, to_decode: bool) -> dict[str, Any]:
+        config = self.config
+        ttl = config.lease if to_decode else config.decoder_ttl
+        expiry = self.fabric.clock.now() + ttl
+        # vLLM's worker starts a timer only for requests that had a remote flag when they were admitted (HL-09).
+        tracked = to_decode or config.mode == "verified" or bool(run.params and run.params.get("do_remote_prefill"))
+        self._retained[run.request_id] = Retained(tuple(run.blocks), tuple(tokens), expiry if tracked else None)
+        handle: dict[str, Any] = {
+            "do_remote_prefill": to_decode,
+            "do_remote_decode": not to_decode,
+            "remote_block_ids": [list(run.blocks)],
+            "remote_engine_id": self.engine_id,
+            "remote_request_id": run.request_id,
+            "remote_host": self.host,
+            "remote_port": self.port,
+            "tp_size": 1,
+            "dcp_size": 1,
+            "pp_size": 1,
+            "remote_num_tokens": len(tokens),
+            "remote_blocks_expiry_time": None if to_decode else expiry + self._clock_offset,
+            "transfer_mode": "read",
+            **config.handle_extras,
+        }
+        if config.mode == "verified":
+            if not to_decode:
+                marks = proof.fingerprint_blocks(tokens, config.block_tokens, self._proof_key, _scope(run))
+                handle[names.PROOF_KEY] = proof.encode(proof.Proof(config.block_tokens, self._proof_key, marks))
+                handle[names.MODE_KEY] = names.MODE_PINNED
+            elif run.report is not None:
+                handle[names.REPORT_KEY] = run.report.as_json()
+        self.fabric.issue(run.request_id, self.engine_id, handle)
+        return handle
+
+    def _free_retained(self, request_id: str) -> None:
+        self.pool.release(self._retained.pop(request_id).blocks)
+
+
+def _scope(run: Run) -> bytes:
+    return f"{run.model}\0{run.salt}".encode()

@@ -1,0 +1,346 @@
+"""One request for tokens: from its bytes to the bytes of its answer, with the planned fault at the planned point.
+
+The only module that knows aiohttp's response objects closely. Order of a request: judge it, read the plan, validate as
+vLLM would, give it its KV, then write the answer and close the books exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from aiohttp import web
+
+from pd_wire import names
+from support.fake_engine import contract, wire
+from support.fake_engine.answers import kv_hash, make_answer
+from support.fake_engine.behaviour import Behaviour, Fault, Kind, Point
+from support.fake_engine.connector import LoadFailed, Parked, Run
+from support.fake_engine.engine import FakeEngine, Record
+from support.fake_engine.recut import Recutter
+from support.fake_engine.tokens import PromptError, completion_prompts
+
+
+class Refused(Exception):
+    """An answer other than tokens, decided before any byte was sent."""
+
+    def __init__(
+        self, status: int, message: str, *, body: bytes | None = None, headers: Mapping[str, str] = {}
+    ) -> None:
+        super().__init__(message)
+        self.status, self.body, self.headers = status, body, dict(headers or {})
+
+
+class Cut(Exception):
+    """The answer ends here, with whatever was already sent."""
+
+
+class Exchange:
+    """One request for tokens and its answer."""
+
+    def __init__(self, engine: FakeEngine, request: web.Request) -> None:
+        self.engine, self.request = engine, request
+        self.connector = engine.connector
+        self.chat = request.path.endswith("/chat/completions")
+        self.public_id = f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(8)}"
+        self.runs: list[Run] = []
+        self.behaviour = Behaviour()
+        self.record: Record | None = None
+
+    async def answer(self) -> web.StreamResponse:
+        try:
+            raw = await self.request.read()
+            self.record = record = self._judge(raw)
+            self.behaviour = self.engine.behaviour_for(record)
+            self._fault_if(Point.BEFORE_ADMISSION)
+            await self._admit(record)
+            return await self._reply(record)
+        except Refused as refusal:
+            return self._error(refusal)
+        except asyncio.CancelledError:
+            self._close("aborted")
+            raise
+        except ConnectionError:
+            # Nobody is there to read it any more; raising would only fill the server's log.
+            self._close("aborted")
+            return web.Response(status=499)
+        finally:
+            self._close("failed")
+
+    # --- before the answer --------------------------------------------------------------------
+
+    def _judge(self, raw: bytes) -> Record:
+        headers = [(key, value) for key, value in self.request.headers.items()]
+        record = Record(self.request.path, headers, raw, {})
+        self.engine.requests.append(record)
+        role, fabric, name = self.engine.config.connector.role, self.engine.fabric, self.engine.name
+        try:
+            record.body, doubled = contract.parse_body(raw)
+        except ValueError as error:
+            fabric.violate(name, f"a body that is no JSON object: {error}")
+            record.fate = "failed"
+            raise Refused(400, str(error)) from error
+        for breach in contract.breaches(role, record.body, doubled):
+            fabric.violate(name, breach)
+        for breach in contract.params_breaches(role, record.params, fabric, name):
+            fabric.violate(name, breach)
+        return record
+
+    async def _admit(self, record: Record) -> None:
+        body = record.body
+        prompts = self._prompts(body)
+        salt = str(body.get("cache_salt") or "")
+        params = record.params if isinstance(record.params, dict) else None
+        for index, prompt in enumerate(prompts):
+            internal = f"{self.public_id}-{index}-{secrets.token_hex(4)}"
+            run = Run(internal, list(prompt), len(prompt), body["model"], salt, params if index == 0 else None)
+            self.runs.append(run)
+            try:
+                await self.connector.admit(run)
+            except Parked:
+                await _for_ever()
+            except LoadFailed as failure:
+                await self._load_failed(record, failure)
+        record.prompt_tokens = sum(run.prompt_length for run in self.runs)
+        record.local_tokens = sum(run.local for run in self.runs)
+        record.pulled_tokens = sum(run.pulled for run in self.runs)
+
+    def _prompts(self, body: dict[str, Any]) -> list[list[int]]:
+        """Validate as vLLM does and tokenise."""
+        if body.get("model") not in self.engine.config.models:
+            raise Refused(404, f"The model `{body.get('model')}` does not exist.")
+        if body.get("stream_options") and not body.get("stream"):
+            raise Refused(400, "Stream options can only be defined when `stream=True`.")
+        limit = _limit(body)
+        if (body.get("min_tokens") or 0) > (limit if limit is not None else 1 << 30):
+            raise Refused(400, "min_tokens must be less than or equal to max_tokens")
+        try:
+            prompts = [self.engine.config.template.render(body)] if self.chat else completion_prompts(body)
+        except PromptError as error:
+            raise Refused(400, str(error)) from error
+        longest = max(map(len, prompts))
+        if longest >= self.engine.config.max_model_len:
+            raise Refused(400, f"This model's maximum context length is {self.engine.config.max_model_len} tokens.")
+        forced = body.get("tool_choice") not in (None, "none", "auto")
+        if forced and self.engine.config.connector.role == "prefill":
+            raise Refused(500, "Internal server error")
+        return prompts
+
+    async def _load_failed(self, record: Record, failure: LoadFailed) -> None:
+        if self.behaviour.load_failure == "hang":
+            await _for_ever()
+        if self.behaviour.load_failure == "finish_error":
+            for run in self.runs:
+                self.connector.abort(run)
+            self.behaviour = Behaviour(fault=Fault(Kind.FINISH_ERROR, Point.AFTER_HEADERS))
+            return
+        raise Refused(500, "Internal server error") from failure
+
+    # --- the answer ---------------------------------------------------------------------------
+
+    async def _reply(self, record: Record) -> web.StreamResponse:
+        body, limit = record.body, _limit(record.body)
+        answers = tuple(
+            make_answer(
+                kv_hash(self.connector.contents(run), run.prompt_length), self.behaviour.style, body, index, limit
+            )
+            for run in self.runs
+            for index in range(body.get("n") or 1)
+        )
+        record.answer = answers[0].content
+        cached = (record.local_tokens or 0) + (record.pulled_tokens or 0)
+        reply = wire.Reply(
+            self.chat, self.public_id, int(time.time()), body["model"], answers, record.prompt_tokens or 0, cached, body
+        )
+        await asyncio.sleep(self.behaviour.first_byte_delay)
+        self._fault_if(Point.BEFORE_HEADERS)
+        if self._is_fault(Kind.HANG, Point.BEFORE_HEADERS):
+            await _for_ever()
+        return await (self._stream(record, reply) if body.get("stream") else self._whole(record, reply))
+
+    async def _whole(self, record: Record, reply: wire.Reply) -> web.StreamResponse:
+        fault = self.behaviour.fault
+        broken = fault is not None and fault.kind is Kind.FINISH_ERROR
+        if fault is not None and fault.kind is Kind.ERROR_EVENT:
+            raise Refused(500, "Internal server error")
+        handle = None if broken else self._finish(reply)
+        data = json.dumps(wire.full_body(reply, handle, "error" if broken else None), ensure_ascii=False).encode()
+        if fault is None or broken:
+            whole = web.Response(body=data, content_type="application/json", headers=dict(self.behaviour.headers))
+            if self.behaviour.gzip and "gzip" in self.request.headers.get("Accept-Encoding", ""):
+                whole.enable_compression(web.ContentCoding.gzip)
+            record.status = 200
+            self._close("failed" if broken else "ended")
+            return whole
+        response = web.StreamResponse(headers={"Content-Type": "application/json", **self.behaviour.headers})
+        response.content_length = len(data)
+        await response.prepare(self.request)
+        await response.write(data[: len(data) // 2])
+        await self._break(fault)
+        return response
+
+    async def _stream(self, record: Record, reply: wire.Reply) -> web.StreamResponse:
+        behaviour = self.behaviour
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8", **behaviour.headers})
+        if behaviour.gzip and "gzip" in self.request.headers.get("Accept-Encoding", ""):
+            response.enable_compression(web.ContentCoding.gzip)
+        await response.prepare(self.request)
+        record.status = 200
+        writer = Recutter(response, behaviour)
+        try:
+            await self._events(reply, writer)
+        except Cut:
+            await writer.flush()
+        else:
+            await writer.flush()
+            self._close("ended")
+        return response
+
+    async def _events(self, reply: wire.Reply, writer: Recutter) -> None:
+        behaviour = self.behaviour
+        handle = self._finish(reply) if behaviour.handle_on == "first" else None
+        seen: set[str] = set()
+        await self._fault_in_stream(Point.AFTER_HEADERS, reply, writer)
+        for number, event in enumerate(wire.stream_events(reply, behaviour)):
+            if event.kind == "finish":
+                await self._fault_in_stream(Point.BEFORE_FINISH, reply, writer)
+                if handle is None:
+                    handle = self._finish(reply)
+            if event.kind == "done":
+                await self._fault_in_stream(Point.BEFORE_DONE, reply, writer)
+            if behaviour.gate is not None and behaviour.gate.event == number:
+                await writer.flush()
+                await behaviour.gate.pass_through()
+            if behaviour.event_delay and number:
+                await asyncio.sleep(behaviour.event_delay)
+            carries = event.data is not None and event.kind == behaviour.handle_on and event.kind not in seen
+            if carries and handle is not None and event.data is not None:
+                event.data[names.KV_PARAMS] = handle
+            await writer.write(wire.encode_event(event, behaviour))
+            if event.kind not in seen:
+                seen.add(event.kind)
+                if number == 0:
+                    await self._fault_in_stream(Point.AFTER_FIRST_EVENT, reply, writer)
+                if event.kind == "content":
+                    await self._fault_in_stream(Point.AFTER_FIRST_CONTENT, reply, writer)
+
+    def _finish(self, reply: wire.Reply) -> Any:
+        """End every run in the engine; the handle of the first, as the plan wants it on the wire."""
+        choices = max(1, len(reply.answers) // len(self.runs))
+        handles = [self.connector.finish(run, reply.answers[i * choices].tokens) for i, run in enumerate(self.runs)]
+        handle = handles[0]
+        if handle is None or self.behaviour.handle_on == "none":
+            return None
+        if self.behaviour.edit_handle is None:
+            return handle
+        edited = self.behaviour.edit_handle(handle)
+        if isinstance(edited, dict):
+            self.engine.fabric.issue(self.runs[0].request_id, self.connector.engine_id, edited)
+        return edited
+
+    def _kv(self, run: Run) -> str:
+        return kv_hash(self.connector.contents(run), run.prompt_length)
+
+    # --- faults -------------------------------------------------------------------------------
+
+    def _is_fault(self, kind: Kind, point: Point) -> bool:
+        fault = self.behaviour.fault
+        return fault is not None and fault.kind is kind and fault.at is point
+
+    def _fault_if(self, point: Point) -> None:
+        """Faults that need no open answer."""
+        fault = self.behaviour.fault
+        if fault is None or fault.at is not point:
+            return
+        if fault.kind is Kind.STATUS:
+            raise Refused(fault.status, "planned", body=fault.body, headers=fault.headers)
+        if fault.kind in (Kind.CLOSE, Kind.RESET):
+            self._close("failed")
+            self._drop(fault.kind)
+            raise ConnectionResetError("planned")
+
+    async def _fault_in_stream(self, point: Point, reply: wire.Reply, writer: Recutter) -> None:
+        fault = self.behaviour.fault
+        if fault is None or fault.at is not point:
+            return
+        if fault.kind is Kind.ERROR_EVENT:
+            body = wire.error_body(500, "planned", self._leak())
+            await writer.write(wire.encode_event(wire.Event("content", body), self.behaviour))
+            await writer.write(wire.encode_event(wire.Event("done", None), self.behaviour))
+            raise Cut
+        if fault.kind is Kind.FINISH_ERROR:
+            event = next(event for event in wire.stream_events(reply, self.behaviour) if event.kind == "finish")
+            assert event.data is not None
+            event.data["choices"][0]["finish_reason"] = "error"
+            await writer.write(wire.encode_event(event, self.behaviour))
+            await writer.write(wire.encode_event(wire.Event("done", None), self.behaviour))
+            raise Cut
+        await writer.flush()
+        await self._break(fault)
+        raise Cut
+
+    async def _break(self, fault: Fault) -> None:
+        if fault.kind is Kind.HANG:
+            await _for_ever()
+        if fault.kind in (Kind.CLOSE, Kind.RESET):
+            # Let the bytes so far leave before the connection goes.
+            await asyncio.sleep(0.01)
+            self._close("failed")
+            self._drop(fault.kind)
+
+    def _drop(self, kind: Kind) -> None:
+        transport = self.request.transport
+        if transport is None:
+            return
+        if kind is Kind.CLOSE:
+            transport.close()
+            return
+        sock = transport.get_extra_info("socket")
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        transport.abort()
+
+    def _leak(self) -> Any:
+        """A handle for an error body, when the plan wants a careless engine."""
+        if not self.behaviour.errors_carry_params:
+            return None
+        return {
+            "remote_engine_id": self.connector.engine_id,
+            "remote_host": self.connector.host,
+            "do_remote_decode": True,
+        }
+
+    def _error(self, refusal: Refused) -> web.Response:
+        if self.record is not None:
+            self.record.status = refusal.status
+        body = refusal.body
+        if body is None:
+            body = json.dumps(wire.error_body(refusal.status, str(refusal), self._leak())).encode()
+        return web.Response(status=refusal.status, body=body, headers=refusal.headers, content_type="application/json")
+
+    def _close(self, fate: Any) -> None:
+        """Close the books; only the first call counts."""
+        if self.record is None or self.record.fate != "running":
+            return
+        self.record.fate = fate
+        for run in self.runs:
+            self.connector.abort(run)
+
+
+def _limit(body: Mapping[str, Any]) -> int | None:
+    for key in ("max_completion_tokens", "max_tokens"):
+        if body.get(key) is not None:
+            return int(body[key])
+    return None
+
+
+async def _for_ever() -> NoReturn:
+    await asyncio.Event().wait()
+    raise AssertionError("unreachable")
