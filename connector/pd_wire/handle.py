@@ -1,4 +1,4 @@
-"""Is this object a usable D handle? One answer for the router (before it sends) and the connector (before it reads).
+"""Is this object a usable handle? One answer for the router (before it sends) and the connector (before it reads).
 
 vLLM tests that the keys are present, not that the values make sense, and asserts inside the worker step when block
 lists do not fit: a malformed handle takes the engine down (HL-24). The check is shape only; whether the tokens match is
@@ -7,11 +7,14 @@ the proof's business, and whether the handle is still alive is the holder's.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 MAX_BLOCK_ID: Final = (1 << 31) - 1
 MAX_PORT: Final = 65535
+MAX_PARALLEL_SIZE: Final = 4096
+MAX_CLOCK: Final = 1e12
 _REQUIRED: Final = (
     "remote_block_ids",
     "remote_engine_id",
@@ -20,6 +23,10 @@ _REQUIRED: Final = (
     "remote_port",
     "remote_num_tokens",
 )
+_ADDRESS: Final = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
+# The host ends up in a socket address; the port is appended by the reader.
+_HOST: Final = re.compile(r"[A-Za-z0-9._:%\[\]-]{1,255}")
+_SIZES: Final = ("tp_size", "dcp_size", "pp_size")
 
 
 def decoder_handle_fault(value: Any, *, require_expiry: bool = True) -> str | None:
@@ -33,30 +40,70 @@ def decoder_handle_fault(value: Any, *, require_expiry: bool = True) -> str | No
     Returns:
         A short sentence that names the field, or ``None``. Never raises.
     """
-    if not isinstance(value, Mapping):
-        return f"handle must be an object, got {type(value).__name__}"
-    missing = [key for key in _REQUIRED if value.get(key) is None]
+    fault = _shape_fault(value, "do_remote_decode", "a decode engine's handle")
+    if fault:
+        return fault
+    expiry = value.get("remote_blocks_expiry_time")
+    if require_expiry and not _is_number(expiry):
+        return "remote_blocks_expiry_time must be a number"
+    if expiry is not None and not (_is_number(expiry) and -MAX_CLOCK < expiry < MAX_CLOCK):
+        # NaN and infinity never lie in the past, so the reader would take the blocks as alive for ever.
+        return "remote_blocks_expiry_time must be a time in seconds"
+    return None
+
+
+def prefill_handle_fault(value: Any) -> str | None:
+    """Why ``value`` may not be read by a decode engine as a prefill engine's handle, or ``None`` when it may.
+
+    Returns:
+        A short sentence that names the field, or ``None``. Never raises.
+    """
+    return _shape_fault(value, "do_remote_prefill", "a prefill engine's handle")
+
+
+def address_fault(value: Mapping[str, Any]) -> str | None:
+    """Why the holder that ``value`` names can't be reached, or ``None``. It is enough for a release notice."""
+    missing = [key for key in _ADDRESS if value.get(key) is None]
     if missing:
         return f"{missing[0]} is missing"
-    if value.get("do_remote_decode") is not True:
-        return "do_remote_decode must be true in a decode engine's handle"
     for key in ("remote_engine_id", "remote_request_id", "remote_host"):
         if not isinstance(value[key], str) or not value[key] or len(value[key]) > 1024:
             return f"{key} must be a non-empty string"
+    if not _HOST.fullmatch(value["remote_host"]):
+        return "remote_host must be a host name or an address"
     port = value["remote_port"]
     if not _is_int(port) or not 1 <= port <= MAX_PORT:
         return f"remote_port must be an integer from 1 to {MAX_PORT}"
-    tokens = value["remote_num_tokens"]
-    if not _is_int(tokens) or tokens < 1:
-        return "remote_num_tokens must be a positive integer"
-    if require_expiry and not _is_number(value.get("remote_blocks_expiry_time")):
-        return "remote_blocks_expiry_time must be a number"
-    return _block_fault(value["remote_block_ids"], tokens)
+    for key in _SIZES:
+        size = value.get(key, 1)
+        if not _is_int(size) or not 1 <= size <= MAX_PARALLEL_SIZE:
+            return f"{key} must be an integer from 1 to {MAX_PARALLEL_SIZE}"
+    generation = value.get("remote_registration_generation", 0)
+    if not _is_int(generation) or generation < 0:
+        return "remote_registration_generation must be an integer from 0"
+    return None
 
 
 def group_count(value: Mapping[str, Any]) -> int:
     """Number of KV cache groups in a handle that passed the check."""
     return len(value["remote_block_ids"])
+
+
+def _shape_fault(value: Any, flag: str, whose: str) -> str | None:
+    if not isinstance(value, Mapping):
+        return f"handle must be an object, got {type(value).__name__}"
+    missing = [key for key in _REQUIRED if value.get(key) is None]
+    if missing:
+        return f"{missing[0]} is missing"
+    if value.get(flag) is not True:
+        return f"{flag} must be true in {whose}"
+    fault = address_fault(value)
+    if fault:
+        return fault
+    tokens = value["remote_num_tokens"]
+    if not _is_int(tokens) or not 1 <= tokens <= MAX_BLOCK_ID:
+        return "remote_num_tokens must be a positive integer"
+    return _block_fault(value["remote_block_ids"], tokens)
 
 
 def _block_fault(groups: Any, tokens: int) -> str | None:

@@ -47,9 +47,10 @@ EXTRA_CONFIG_KEYS: Final = frozenset(
         "kv_lease_duration",
         "enforce_handshake_compat",
         "num_threads",
+        "engine_ttl",
     }
 )
-"""`kv_connector_extra_config` keys that vLLM's NIXL connector reads; any other key is ignored by it in silence."""
+"""`kv_connector_extra_config` keys that vLLM's pull connector reads; any other key is ignored by it in silence."""
 
 # --- Kubernetes --------------------------------------------------------------------------------
 API_GROUP: Final = "pdserving.dev"

@@ -1,0 +1,69 @@
+"""The connector class that vLLM instantiates: it checks the start and puts our scheduler side in.
+
+The worker side is vLLM's own: reads, notifications and leases stay as they are.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+
+from pd_connector import compat
+from pd_connector.core.startup import Configuration, ConfigurationRefused, HandleInStream, configuration_faults
+from pd_connector.shell import stream
+from pd_connector.shell.scheduler import PDPullScheduler
+
+logger = init_logger("vllm.pd_connector")
+
+
+class PDConnector(NixlPullConnector):  # type: ignore[misc]
+    """vLLM's pull connector with proofs, guards and reports."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        """Refuse impossible configurations.
+
+        Raises:
+            ConfigurationRefused: naming everything that must change.
+        """
+        version = compat.require_supported(compat.installed_version())
+        in_scheduler = role == KVConnectorRole.SCHEDULER
+        seen = _observe_stream(vllm_config, version) if in_scheduler else HandleInStream.UNKNOWN
+        faults = configuration_faults(read_configuration(vllm_config, seen))
+        if faults:
+            raise ConfigurationRefused("pd_connector refuses to start: " + "; ".join(faults))
+        super().__init__(vllm_config, role, kv_cache_config)
+        if in_scheduler:
+            self.connector_scheduler = PDPullScheduler(vllm_config, self.engine_id, kv_cache_config)
+            logger.info("pd_connector is active: vLLM %s, handle in streams: %s", compat.installed_version(), seen)
+            if seen is HandleInStream.UNKNOWN:
+                logger.warning("Whether the API server sends KV handles in streams can't be seen from this engine core")
+
+
+def read_configuration(vllm_config: Any, seen: HandleInStream) -> Configuration:
+    """What of vLLM's configuration decides about a start."""
+    transfer = vllm_config.kv_transfer_config
+    return Configuration(
+        connector=transfer.kv_connector,
+        role=transfer.kv_role,
+        engine_id=transfer.engine_id,
+        buffer_device=transfer.kv_buffer_device,
+        device=current_platform.device_type,
+        extra=transfer.kv_connector_extra_config,
+        stream=seen,
+        rust_frontend=_is_set(os.environ.get("VLLM_USE_RUST_FRONTEND")),
+    )
+
+
+def _observe_stream(vllm_config: Any, version: tuple[int, int]) -> HandleInStream:
+    parallel = vllm_config.parallel_config
+    elsewhere = getattr(parallel, "data_parallel_backend", "mp") == "ray"
+    return stream.observe(version, os.environ, started_elsewhere=elsewhere)
+
+
+def _is_set(value: str | None) -> bool:
+    return value is not None and value.strip().lower() in ("1", "true", "yes", "on")

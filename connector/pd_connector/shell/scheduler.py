@@ -1,0 +1,221 @@
+"""vLLM's pull scheduler with our decisions in its hooks.
+
+Each hook reads plain values from vLLM's objects, asks `core`, and lets vLLM's own code do the transfer. Order of a
+request's life: `on_new_request`, then any number of `get_num_new_matched_tokens`, `update_state_after_alloc`,
+`update_connector_output`, `request_finished`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
+from vllm.logger import init_logger
+from vllm.v1.request import RequestStatus
+
+from pd_connector import compat
+from pd_connector.core.admission import NOTHING, Admission, Engine, Leg, Prompt, admit, leg_of
+from pd_connector.core.progress import Event, Progress
+from pd_connector.core.scope import Shape, proof_obstacle, proven_length, pull_obstacle, scope_bytes
+from pd_connector.shell.ledger import Entry, Ledger
+from pd_connector.shell.listener import serve_handshakes
+from pd_wire import names, proof
+
+logger = init_logger("vllm.pd_connector")
+
+
+class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
+    """Scheduler side of the connector; one per engine, or per data-parallel rank."""
+
+    def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, engine_id, kv_cache_config)
+        faults = compat.hook_faults(NixlPullConnectorScheduler) + compat.state_faults(self)
+        if faults:
+            raise compat.UnsupportedVllm(f"this vLLM's pull connector is not as expected: {'; '.join(faults)}")
+        self.pd_ledger = Ledger()
+        # Drawn per start: fingerprints of one start say nothing about another's.
+        self._proof_key = secrets.token_bytes(proof.KEY_BYTES)
+        self._engine = Engine(
+            block_tokens=self.block_size,
+            groups=len(kv_cache_config.transfer_groups),
+            pull_obstacle=self._pull_obstacle(),
+            proof_obstacle=_context_parallel_obstacle(vllm_config.parallel_config),
+        )
+
+    def _pull_obstacle(self) -> str | None:
+        if not self.is_bidirectional_kv_xfer_enabled:
+            return "bidirectional_kv_xfer is off on this engine"
+        if self.use_host_buffer:
+            return "this engine keeps its KV behind a host buffer"
+        return None
+
+    # --- hooks, in the order of a request's life ------------------------------------------------
+
+    def on_new_request(self, request: Any) -> None:
+        """Judge the parameters and replace them by what vLLM may act on."""
+        raw = request.kv_transfer_params
+        if raw is None:
+            return
+        leg = leg_of(raw)
+        if leg is Leg.PREFILL:
+            # vLLM may shorten the prompt for P; the judgement needs the prompt that will be computed.
+            request.kv_transfer_params = dict(raw)
+            super().on_new_request(request)
+            self._admit(request)
+        elif leg is Leg.DECODE:
+            self._admit(request)
+            super().on_new_request(request)
+        else:
+            request.kv_transfer_params = None
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        """Tokens to pull. May be called any number of times before the allocation; the answer stays the same."""
+        entry = self._entry(request)
+        if entry is None:
+            return 0, False
+        if entry.progress is not Progress.WAITING:
+            return 0, False
+        entry.local_tokens = num_computed_tokens
+        if not entry.admission.may_pull:
+            return 0, False
+        count, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        return count, is_async
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Start the pull, or tell the holder that there will be none."""
+        entry = self._entry(request)
+        if entry is None:
+            return
+        first = entry.progress is Progress.WAITING
+        if first and num_external_tokens == 0:
+            self._decline(entry)
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        pulls = first and num_external_tokens > 0
+        self.pd_ledger.advance(entry, Event.ALLOCATED_TO_PULL if pulls else Event.ALLOCATED)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Drop the completions that vLLM's scheduler would assert on, or free blocks too early for (EL-03)."""
+        super().update_connector_output(connector_output)
+        received, sent = connector_output.finished_recving, connector_output.finished_sending
+        if not received and not sent:
+            return
+        result = self.pd_ledger.admit_completions(received or (), sent or ())
+        if not result.dropped:
+            return
+        for sentence in result.dropped:
+            logger.warning("Dropped a KV transfer completion: %s", sentence)
+        connector_output.finished_recving = set(result.received)
+        connector_output.finished_sending = set(result.sent)
+
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        """Decide what happens to the blocks, and complete the answer's parameters."""
+        entry = self.pd_ledger.get(request.request_id)
+        if entry is None:
+            # No parameters, or junk that was removed on arrival: nothing may be kept, nobody would free it.
+            return False, None
+        if entry.progress is Progress.WAITING:
+            self._decline(entry)
+        shown = self._proof(request) if entry.admission.leg is Leg.DECODE else None
+        if entry.admission.leg is Leg.DECODE and _ended_well(request) and (shown is None or not entry.admission.retain):
+            delayed, params = self._free_now(request), None
+        else:
+            delayed, params = super().request_finished(request, block_ids)
+        if delayed:
+            # The worker arms the end of a lease only for requests that it has seen in a batch (HL-09).
+            self._reqs_in_batch.add(request.request_id)
+        self.pd_ledger.advance(entry, Event.FINISHED_RETAINED if delayed else Event.FINISHED)
+        return delayed, _completed(params, entry, shown)
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    def _entry(self, request: Any) -> Entry | None:
+        """The request's entry; ``None`` for a request without KV parameters, which is no concern of the connector."""
+        if request.request_id not in self.pd_ledger and request.kv_transfer_params is not None:
+            self.on_new_request(request)
+        return self.pd_ledger.get(request.request_id)
+
+    def _admit(self, request: Any) -> Admission:
+        tokens = request.prompt_token_ids or []
+        shape = _shape(request)
+        prompt = Prompt(
+            tokens=tokens,
+            scope=scope_bytes(shape),
+            obstacle=pull_obstacle(shape),
+            length=self._get_remote_prefill_token_count(request.num_prompt_tokens),
+        )
+        admission = admit(request.kv_transfer_params, prompt, self._engine)
+        if admission is not NOTHING:
+            self.pd_ledger.add(request, admission)
+        request.kv_transfer_params = admission.params
+        if admission.reason:
+            logger.info(
+                "KV handle of %s: %s (%s)", request.request_id, admission.verdict or "refused", admission.reason
+            )
+        return admission
+
+    def _decline(self, entry: Entry) -> None:
+        """No pull for this request: hide the offer from vLLM and let the holder free its blocks."""
+        admission = entry.admission
+        if admission.declined is None or (admission.leg is Leg.DECODE and admission.may_pull):
+            # No holder, or one that vLLM itself notifies: it does so for a prefill engine's handle.
+            return
+        entry.request.kv_transfer_params = dict(admission.declined)
+        if admission.notify:
+            self._reqs_need_recv[entry.request.request_id] = compat.release_notice(entry.request, NixlConnectorMetadata)
+
+    def _free_now(self, request: Any) -> bool:
+        """End a decode turn without keeping its blocks."""
+        self._stop_heartbeat(request.request_id)
+        self._reqs_not_processed.add(request.request_id)
+        return False
+
+    def _proof(self, request: Any) -> proof.Proof | None:
+        """The proof for the blocks of a finished turn, or ``None`` when they could never be used."""
+        shape = _shape(request)
+        if proof_obstacle(shape) or self._engine.proof_obstacle:
+            return None
+        known = request.all_token_ids
+        length = proven_length(request.num_computed_tokens, compat.tokens_in_flight(request), len(known))
+        shown = proof.prove(list(known[:length]), self.block_size, self._proof_key, scope_bytes(shape))
+        return shown if shown.blocks else None
+
+    @staticmethod
+    def _nixl_handshake_listener(*args: Any, **kwargs: Any) -> None:
+        serve_handshakes(NixlPullConnectorScheduler._nixl_handshake_listener, *args, **kwargs)
+
+
+def _shape(request: Any) -> Shape:
+    adapter = request.lora_request
+    return Shape(
+        adapter_name=adapter.lora_name if adapter else None,
+        adapter_id=adapter.lora_int_id if adapter else None,
+        cache_salt=request.cache_salt,
+        media_items=len(request.mm_features or ()),
+        has_embeddings=request.prompt_embeds is not None or request.prompt_token_ids is None,
+        reads_no_cache=compat.reads_no_cache(request),
+    )
+
+
+def _ended_well(request: Any) -> bool:
+    return request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+
+
+def _context_parallel_obstacle(parallel: Any) -> str | None:
+    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
+        return "context parallelism spreads a block's tokens over ranks"
+    return None
+
+
+def _completed(params: dict[str, Any] | None, entry: Entry, shown: proof.Proof | None) -> dict[str, Any] | None:
+    """vLLM's answer parameters with ours added."""
+    if params is None:
+        return None
+    if shown is not None:
+        params[names.PROOF_KEY] = proof.encode(shown)
+        params[names.MODE_KEY] = names.MODE_PINNED
+    report = entry.report()
+    if report is not None:
+        params[names.REPORT_KEY] = report.as_json()
+    return params
