@@ -1,0 +1,141 @@
+"""The command line: flags in, `Settings` out, run until told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from pd_router.core.settings import (
+    Limits,
+    Reuse,
+    Settings,
+    SettingsError,
+    Tenancy,
+    Timeouts,
+    check,
+    parse_endpoint,
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All flags, their units and defaults."""
+    reuse, limits, timeouts = Reuse(), Limits(), Timeouts()
+    parser = argparse.ArgumentParser(
+        prog="pd-router",
+        description="Routes OpenAI requests over prefill and decode engines; reuses decode's KV for the next turn.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--listen", required=True, metavar="HOST:PORT", help="where clients connect")
+    add("--admin", required=True, metavar="HOST:PORT", help="health, metrics and /debug/explain")
+    add("--prefill", action="extend", nargs="+", default=[], metavar="URL", help="a prefill engine; repeatable")
+    add("--decode", action="extend", nargs="+", default=[], metavar="URL", help="a decode engine; repeatable")
+    add("--model", action="append", default=[], metavar="NAME", help="a served model name; any name when none is given")
+    add("--reuse", choices=("on", "off"), default="on", help="give decode's KV back to prefill on the next turn")
+    add("--handle-ttl", type=float, default=reuse.handle_ttl, metavar="S", help="how long a handle may be used")
+    add("--engine-ttl", type=float, default=reuse.engine_ttl, metavar="S", help="the engines' decoder_kv_blocks_ttl")
+    add(
+        "--recompute-threshold",
+        type=int,
+        default=reuse.recompute_threshold,
+        metavar="TOKENS",
+        help="the engines' setting",
+    )
+    add("--handle-cap-bytes", type=int, default=reuse.cap_bytes, metavar="N", help="memory for handles")
+    add("--handle-cap-entries", type=int, default=reuse.cap_entries, metavar="N", help="handles kept at most")
+    add(
+        "--allow-handle-host",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="a host that handles may name besides the engines' own",
+    )
+    add("--tenant-from", choices=("authorization", "header"), default="authorization", help="what names the tenant")
+    add("--anonymous", choices=("reuse", "no-reuse"), default="no-reuse", help="requests without a principal")
+    add("--generation", default="", help="generation of these engines, shown in /debug/fleet")
+    add(
+        "--max-body-bytes",
+        type=int,
+        default=limits.max_body_bytes,
+        metavar="N",
+        help="a larger request is refused with 413",
+    )
+    add("--max-inflight", type=int, default=limits.max_inflight, metavar="N", help="turns served at one time")
+    add(
+        "--max-queue",
+        type=int,
+        default=limits.max_queue,
+        metavar="N",
+        help="turns waiting; one more is refused with 429",
+    )
+    add("--queue-timeout", type=float, default=timeouts.queue, metavar="S", help="longest wait for admission")
+    add("--connect-timeout", type=float, default=timeouts.connect, metavar="S", help="connecting to an engine")
+    add("--prefill-timeout", type=float, default=timeouts.prefill, metavar="S", help="prefill leg without a handle")
+    add("--pull-timeout", type=float, default=timeouts.pull, metavar="S", help="prefill leg with a handle")
+    add("--first-byte-timeout", type=float, default=timeouts.first_byte, metavar="S", help="decode's first content")
+    add(
+        "--answer-timeout", type=float, default=timeouts.answer, metavar="S", help="decode's whole answer, not streamed"
+    )
+    add("--idle-timeout", type=float, default=timeouts.idle, metavar="S", help="between two chunks of a stream")
+    add("--drain-timeout", type=float, default=timeouts.drain, metavar="S", help="for running turns after SIGTERM")
+    add("--probe-interval", type=float, default=timeouts.probe_interval, metavar="S", help="between two health probes")
+    add("--probe-timeout", type=float, default=timeouts.probe_timeout, metavar="S", help="when a health probe is late")
+    add("--log-level", choices=("debug", "info", "warning"), default="info", help="log level")
+    return parser
+
+
+def parse_settings(arguments: Sequence[str]) -> tuple[Settings, str]:
+    """Flags to checked settings and the log level. Raises SettingsError; argparse exits on its own errors."""
+    args = build_parser().parse_args(arguments)
+    settings = Settings(
+        listen=parse_endpoint(args.listen, "--listen"),
+        admin=parse_endpoint(args.admin, "--admin"),
+        prefill=tuple(url.rstrip("/") for url in args.prefill),
+        decode=tuple(url.rstrip("/") for url in args.decode),
+        models=frozenset(args.model),
+        allowed_hosts=frozenset(args.allow_handle_host),
+        generation=args.generation,
+        reuse=Reuse(
+            enabled=args.reuse == "on",
+            handle_ttl=args.handle_ttl,
+            engine_ttl=args.engine_ttl,
+            recompute_threshold=args.recompute_threshold,
+            cap_bytes=args.handle_cap_bytes,
+            cap_entries=args.handle_cap_entries,
+        ),
+        tenancy=Tenancy(source=args.tenant_from, anonymous=args.anonymous == "reuse"),
+        limits=Limits(max_body_bytes=args.max_body_bytes, max_inflight=args.max_inflight, max_queue=args.max_queue),
+        timeouts=Timeouts(
+            connect=args.connect_timeout,
+            prefill=args.prefill_timeout,
+            pull=min(args.pull_timeout, args.prefill_timeout),
+            first_byte=args.first_byte_timeout,
+            answer=args.answer_timeout,
+            idle=args.idle_timeout,
+            queue=args.queue_timeout,
+            drain=args.drain_timeout,
+            probe_interval=args.probe_interval,
+            probe_timeout=args.probe_timeout,
+        ),
+    )
+    check(settings)
+    return settings, args.log_level
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the router. Exit codes: 0 after a drain, 1 when a port is taken, 2 for bad flags."""
+    try:
+        settings, log_level = parse_settings(sys.argv[1:] if arguments is None else arguments)
+    except SettingsError as error:
+        for problem in error.problems:
+            print(f"pd-router: {problem}", file=sys.stderr)
+        return 2
+    # Imported late so that `--help` and bad flags answer at once.
+    from pd_router.shell.server import run
+
+    return run(settings, log_level)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

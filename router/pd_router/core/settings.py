@@ -1,0 +1,179 @@
+"""Everything that can be set about the router, parsed once from plain values and checked as a whole.
+
+Separate from the command line so that a configuration object (a PDDeployment rendered by the operator) and a person
+typing flags meet the same rules and the same messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+MAX_PORT = 65535
+
+
+class SettingsError(ValueError):
+    """Settings that cannot work. `problems` lists all of them, each naming the flag and the value allowed."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A host and a port to listen on or to connect to."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """When a handle may be used."""
+
+    enabled: bool = True
+    handle_ttl: float = 450.0
+    """Seconds; how long after its arrival a handle is attached."""
+    engine_ttl: float = 480.0
+    """Seconds; the engines' `decoder_kv_blocks_ttl`. Must be above `handle_ttl`."""
+    recompute_threshold: int = 64
+    """Tokens; the engines' `kv_recompute_threshold`. Fewer are not worth spending a handle for."""
+    cap_bytes: int = 256 * 1024 * 1024
+    cap_entries: int = 100_000
+    reply_cap_bytes: int = 16 * 1024 * 1024
+    """A longer reply is relayed but not linked by history."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenancy:
+    """Who a request belongs to."""
+
+    source: str = "authorization"
+    """`authorization`: each API key is a tenant. `header`: a trusted gateway names it in X-PD-Tenant."""
+    anonymous: bool = False
+    """Whether requests without a principal share one tenant; otherwise they get no reuse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on what the router holds at one time."""
+
+    max_body_bytes: int = 16 * 1024 * 1024
+    max_inflight: int = 1024
+    max_queue: int = 1024
+    decode_overload: int = 4
+    """The holder is passed over when it has this many more turns running than the least loaded decode engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds."""
+
+    connect: float = 2.0
+    prefill: float = 600.0
+    pull: float = 30.0
+    """A prefill with a handle attached that has not answered by then is given up and retried without it."""
+    first_byte: float = 60.0
+    answer: float = 1800.0
+    """Decode's whole answer when it is not streamed."""
+    idle: float = 120.0
+    queue: float = 30.0
+    request: float = 60.0
+    """For reading one request from a client."""
+    handoff: float = 15.0
+    """How long an abandoned turn may go on so that P's blocks are released: half of vLLM's 30 s lease."""
+    drain: float = 120.0
+    probe_interval: float = 1.0
+    probe_timeout: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The whole router."""
+
+    listen: Endpoint
+    admin: Endpoint
+    prefill: tuple[str, ...]
+    decode: tuple[str, ...]
+    models: frozenset[str] = frozenset()
+    allowed_hosts: frozenset[str] = frozenset()
+    """Hosts that a handle may name besides those that the engines answer from."""
+    generation: str = ""
+    reuse: Reuse = field(default_factory=Reuse)
+    tenancy: Tenancy = field(default_factory=Tenancy)
+    limits: Limits = field(default_factory=Limits)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+
+def parse_endpoint(value: str, flag: str) -> Endpoint:
+    """`HOST:PORT`, `[IPV6]:PORT` or `:PORT` (all addresses). Raises SettingsError naming `flag`."""
+    host, _, port = value.rpartition(":")
+    if not port.isdigit() or int(port) > MAX_PORT:
+        raise SettingsError([f"{flag}: {value!r} must be HOST:PORT with a port from 0 to {MAX_PORT}"])
+    return Endpoint(host.strip("[]") or "0.0.0.0", int(port))
+
+
+def parse_engine_url(value: str, flag: str) -> Endpoint:
+    """`http://HOST:PORT`. Raises SettingsError naming `flag`."""
+    try:
+        parts = urlsplit(value)
+        port = parts.port or 80
+    except ValueError as error:
+        raise SettingsError([f"{flag}: {value!r} is not a URL: {error}"]) from error
+    if parts.scheme != "http" or not parts.hostname:
+        raise SettingsError(
+            [f"{flag}: {value!r} must be http://HOST:PORT (TLS between router and engines is not supported)"]
+        )
+    if parts.path not in ("", "/") or parts.query or parts.username:
+        raise SettingsError([f"{flag}: {value!r} must be http://HOST:PORT without a path, query or credentials"])
+    return Endpoint(parts.hostname, port)
+
+
+def check(settings: Settings) -> None:
+    """Raise SettingsError with every problem that the combination has."""
+    problems: list[str] = []
+    for flag, urls in (("--prefill", settings.prefill), ("--decode", settings.decode)):
+        if not urls:
+            problems.append(f"{flag}: at least one engine URL is needed")
+        if len(set(urls)) != len(urls):
+            problems.append(f"{flag}: the same URL is given twice")
+        for url in urls:
+            try:
+                parse_engine_url(url, flag)
+            except SettingsError as error:
+                problems.extend(error.problems)
+    if set(settings.prefill) & set(settings.decode):
+        problems.append("--prefill, --decode: one URL is given for both roles; an engine has one role")
+    if settings.listen.port and settings.listen == settings.admin:
+        problems.append("--admin: must differ from --listen")
+    reuse = settings.reuse
+    if reuse.handle_ttl >= reuse.engine_ttl:
+        problems.append(
+            f"--handle-ttl: {reuse.handle_ttl:g} s must be below --engine-ttl ({reuse.engine_ttl:g} s): "
+            "the engine frees the blocks at its TTL and a later read is someone else's text"
+        )
+    if reuse.recompute_threshold < 0:
+        problems.append("--recompute-threshold: must be 0 or more tokens")
+    positive: list[tuple[str, float]] = [
+        ("--handle-ttl", reuse.handle_ttl),
+        ("--handle-cap-bytes", reuse.cap_bytes),
+        ("--handle-cap-entries", reuse.cap_entries),
+        ("--max-body-bytes", settings.limits.max_body_bytes),
+        ("--max-inflight", settings.limits.max_inflight),
+        ("--connect-timeout", settings.timeouts.connect),
+        ("--prefill-timeout", settings.timeouts.prefill),
+        ("--pull-timeout", settings.timeouts.pull),
+        ("--first-byte-timeout", settings.timeouts.first_byte),
+        ("--answer-timeout", settings.timeouts.answer),
+        ("--idle-timeout", settings.timeouts.idle),
+        ("--probe-interval", settings.timeouts.probe_interval),
+        ("--probe-timeout", settings.timeouts.probe_timeout),
+    ]
+    problems.extend(f"{flag}: must be above 0, got {value:g}" for flag, value in positive if value <= 0)
+    if settings.limits.max_queue < 0:
+        problems.append("--max-queue: must be 0 or more")
+    if settings.tenancy.source not in ("authorization", "header"):
+        problems.append(f"--tenant-from: {settings.tenancy.source!r} must be authorization or header")
+    if problems:
+        raise SettingsError(problems)

@@ -1,0 +1,74 @@
+"""What every turn of one router shares: made once at start, passed in, never global."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import secrets
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pd_router.core.linking import Keyring, tenant_of
+from pd_router.core.placement import Loads
+from pd_router.core.settings import Settings
+from pd_router.core.store import MemoryStore
+from pd_router.shell.admission import Admission
+from pd_router.shell.fleet import Fleet, Member
+from pd_router.shell.metrics import Metrics
+from pd_router.shell.upstream import EnginePool
+
+DECISIONS_KEPT = 512
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+
+
+@dataclass(slots=True)
+class Context:
+    """The parts of one router."""
+
+    settings: Settings
+    now: Callable[[], float]
+    metrics: Metrics
+    pool: EnginePool
+    fleet: Fleet
+    store: MemoryStore
+    keyring: Keyring
+    admission: Admission
+    loads: Loads
+    nudge: Callable[[str], None]
+    decisions: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=DECISIONS_KEPT))
+    _request_ids: itertools.count[int] = field(default_factory=itertools.count)
+    _prefix: str = field(default_factory=lambda: secrets.token_hex(6))
+
+    def request_id(self, headers: Mapping[str, str]) -> str:
+        """The client's X-Request-Id when it is harmless, else one of ours."""
+        given = headers.get("x-request-id", "")
+        if given and _REQUEST_ID.fullmatch(given):
+            return given
+        return f"pd-{self._prefix}-{next(self._request_ids):x}"
+
+    def models(self) -> frozenset[str]:
+        """Names that are served; empty when any may be."""
+        return self.settings.models
+
+    def tenant_of(self, headers: Mapping[str, str]) -> str | None:
+        """Whose request this is; None gets no reuse."""
+        tenancy = self.settings.tenancy
+        return tenant_of(headers, tenancy.source, tenancy.anonymous)
+
+    def hosts(self) -> frozenset[str]:
+        """Hosts that a handle may name."""
+        return self.fleet.hosts() | self.settings.allowed_hosts
+
+    def member(self, key: str) -> Member:
+        """An engine that a snapshot named."""
+        member = self.fleet.member(key)
+        assert member is not None
+        return member
+
+    def suspect(self, member: Member, *, gone: bool) -> None:
+        """An engine could not be reached: look again now, and if nothing listens send it nothing until then."""
+        if gone:
+            self.fleet.set_ready(member.key, False)
+        self.nudge(member.key)

@@ -1,0 +1,129 @@
+"""The engines as they are now: ready or not, how loaded, which incarnation, and from which hosts handles may come.
+
+Separate from the turn and from discovery: discovery reports changes here, the turn reads a snapshot and reports
+outcomes here. When an engine's process may have changed, its handles are purged before the change becomes visible, so
+that no turn can attach a handle of the old memory to traffic for the new (EL-01, EN-06).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pd_router.core.breaker import Breaker
+from pd_router.core.placement import Engine
+from pd_router.shell.metrics import Metrics
+from pd_router.shell.upstream import Address
+from pd_wire.names import ROLE_DECODE
+
+log = logging.getLogger("pd_router.fleet")
+
+
+@dataclass(slots=True)
+class Member:
+    """One engine. `key` is stable for as long as the address is; `incarnation` counts its processes."""
+
+    key: str
+    role: str
+    address: Address
+    generation: str
+    ready: bool = False
+    draining: bool = False
+    incarnation: int = 0
+    peers: set[str] = field(default_factory=set)
+    breaker: Breaker = field(default_factory=Breaker)
+    turns: int = 0
+    prefill_tokens: int = 0
+
+
+class Fleet:
+    """All engines that this router may use."""
+
+    def __init__(self, metrics: Metrics, purge: Callable[[str], int], on_gone: Callable[[Member], None]) -> None:
+        self._metrics = metrics
+        self._purge = purge
+        self._on_gone = on_gone
+        self._members: dict[str, Member] = {}
+
+    def add(self, member: Member) -> None:
+        """A new engine, not ready until discovery says so."""
+        self._members[member.key] = member
+        self._metrics.engine_ready.labels(member.role, member.key).set(0)
+
+    def member(self, key: str) -> Member | None:
+        """The engine of that key."""
+        return self._members.get(key)
+
+    def of_role(self, role: str) -> list[Member]:
+        """All engines of a role."""
+        return [member for member in self._members.values() if member.role == role]
+
+    def snapshot(self, role: str, now: float) -> tuple[Engine, ...]:
+        """The engines of a role as plain values; an open breaker counts as not ready."""
+        return tuple(
+            Engine(
+                key=member.key,
+                url=f"http://{member.address.authority}",
+                role=member.role,
+                generation=member.generation,
+                incarnation=str(member.incarnation),
+                ready=member.ready and member.breaker.allows(now),
+                draining=member.draining,
+            )
+            for member in self._members.values()
+            if member.role == role
+        )
+
+    def hosts(self) -> frozenset[str]:
+        """Hosts that a decode engine's handle may name: those in its URL and those that answered from there."""
+        found: set[str] = set()
+        for member in self._members.values():
+            if member.role == ROLE_DECODE:
+                found.add(member.address.host)
+                found |= member.peers
+        return frozenset(found)
+
+    # -- what discovery reports ------------------------------------------------------------------
+    def set_ready(self, key: str, ready: bool) -> None:
+        """The engine takes work, or no longer does."""
+        member = self._members[key]
+        if member.ready == ready:
+            return
+        member.ready = ready
+        self._metrics.engine_ready.labels(member.role, key).set(1 if ready else 0)
+        log.info("%s engine %s is %s", member.role, key, "ready" if ready else "not ready")
+        if ready:
+            member.breaker = Breaker()
+        else:
+            self._on_gone(member)
+
+    def broken(self, key: str) -> None:
+        """The process behind the engine may be another one from here on."""
+        member = self._members[key]
+        purged = self._purge(key) if member.role == ROLE_DECODE else 0
+        member.incarnation += 1
+        self._metrics.engine_breaks.labels(member.role, key).inc()
+        log.warning("%s engine %s lost its process; %d of its handles purged", member.role, key, purged)
+
+    def seen_from(self, key: str, peer: str) -> None:
+        """The engine answered from this address."""
+        if peer:
+            self._members[key].peers.add(peer)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """For `/debug/fleet`."""
+        return [
+            {
+                "engine": member.key,
+                "role": member.role,
+                "ready": member.ready,
+                "incarnation": member.incarnation,
+                "generation": member.generation,
+                "turns": member.turns,
+                "prefill_tokens": member.prefill_tokens,
+                "failures": member.breaker.failures,
+            }
+            for member in self._members.values()
+        ]

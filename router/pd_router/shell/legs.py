@@ -1,0 +1,155 @@
+"""The two requests of a turn to its engines: built, sent, and judged.
+
+Separate from the turn's control flow so that what counts as a failure of an engine, of the request or of the network is
+decided in one place. A leg either returns what the turn needs or raises `LegFailed`, which says whether trying again
+can help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from pd_router.core.errors import ApiError, engine_not_ready, upstream_failed, upstream_timeout
+from pd_router.core.sse import strip_json
+from pd_router.shell.fleet import Member
+from pd_router.shell.upstream import EnginePool, Exchange, Failure, LegError
+from pd_wire.names import KV_PARAMS, REPORT_KEY
+from pd_wire.report import Report
+from pd_wire.report import parse as parse_report
+
+FORWARDED = ("authorization", "x-request-id", "traceparent", "tracestate", "baggage")
+"""Request headers that engines may see. Everything else is the router's or the client's own business; above all no
+header that steers an engine."""
+
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_OURS = frozenset({b"content-length", b"content-encoding", b"date", b"server", b"x-request-id"})
+
+
+class LegFailed(Exception):
+    """A leg failed before anything reached the client.
+
+    `retryable`: another attempt may succeed. `engine_fault`: counts against the engine's breaker. `answer`: what to
+    tell the client if there is no other attempt; `verbatim`: an engine's own refusal to pass through instead (status,
+    content type, body already stripped).
+    """
+
+    def __init__(
+        self,
+        leg: str,
+        reason: str,
+        answer: ApiError,
+        *,
+        retryable: bool = True,
+        engine_fault: bool = True,
+        verbatim: tuple[int, list[tuple[bytes, bytes]], bytes] | None = None,
+    ) -> None:
+        super().__init__(f"{leg}: {reason}")
+        self.leg = leg
+        self.reason = reason
+        self.answer = answer
+        self.retryable = retryable
+        self.engine_fault = engine_fault
+        self.verbatim = verbatim
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """P's answer. `params` is what D is to be sent; None means that P offered nothing to read."""
+
+    params: Mapping[str, Any] | None
+    report: Report | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+
+
+def request_head(path: str, member: Member, headers: Mapping[str, str], request_id: str, length: int) -> bytes:
+    """The head of a request to an engine."""
+    lines = [
+        f"POST {path} HTTP/1.1\r\nhost: {member.address.authority}\r\ncontent-type: application/json\r\n"
+        f"accept-encoding: identity\r\ncontent-length: {length}\r\nx-request-id: {request_id}\r\n"
+    ]
+    lines.extend(f"{name}: {headers[name]}\r\n" for name in FORWARDED if name in headers and name != "x-request-id")
+    lines.append("\r\n")
+    return "".join(lines).encode("latin-1", "replace")
+
+
+def relayed_headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
+    """An engine's response headers that a client may see: no framing, nothing that the connection header names."""
+    named = {item.strip() for item in exchange.header(b"connection").lower().split(b",")}
+    return [
+        item
+        for item in exchange.headers
+        if item[0] not in _HOP_BY_HOP and item[0] not in _OURS and item[0] not in named
+    ]
+
+
+async def prefill(pool: EnginePool, member: Member, head: bytes, body: bytes, within: float) -> Prefilled:
+    """Run the prefill leg to its end. Raises LegFailed."""
+    leg = "prefill"
+    try:
+        exchange = await pool.request(member.address, head, body, within)
+        status = await exchange.head()
+        raw = await exchange.body()
+    except LegError as error:
+        raise network_failure(leg, error, within) from error
+    if status != 200:
+        raise refused(leg, status, exchange, raw)
+    try:
+        answer = orjson.loads(raw)
+        choice = answer["choices"][0]
+    except (orjson.JSONDecodeError, KeyError, IndexError, TypeError) as error:
+        raise LegFailed(leg, "malformed_answer", upstream_failed(leg, "its answer is not a completion")) from error
+    if choice.get("finish_reason") == "error":
+        raise LegFailed(leg, "error_finish", upstream_failed(leg, "it ended the prefill with an error"))
+    params = answer.get(KV_PARAMS)
+    if not isinstance(params, dict) or params.get("do_remote_prefill") is not True:
+        # An engine without the connector, or one that echoes the prefill's own params: decode must not be given those.
+        params = None
+    usage = answer.get("usage") or {}
+    details = usage.get("prompt_tokens_details") or {}
+    report = (
+        parse_report((answer.get(KV_PARAMS) or {}).get(REPORT_KEY)) if isinstance(answer.get(KV_PARAMS), dict) else None
+    )
+    return Prefilled(params, report, usage.get("prompt_tokens"), details.get("cached_tokens"))
+
+
+def network_failure(leg: str, error: LegError, timeout: float) -> LegFailed:
+    """A leg that got no whole answer."""
+    if error.reason in (Failure.TIMEOUT,):
+        return LegFailed(leg, "timeout", upstream_timeout(leg, timeout))
+    if error.reason in (Failure.CONNECT, Failure.CONNECT_TIMEOUT, Failure.LOST):
+        return LegFailed(leg, error.reason.value, engine_not_ready(leg, 5))
+    if error.reason is Failure.ABORTED:
+        return LegFailed(
+            leg, "aborted", upstream_failed(leg, "the turn was given up"), retryable=False, engine_fault=False
+        )
+    return LegFailed(
+        leg, error.reason.value, upstream_failed(leg, "it closed the connection before its answer was complete")
+    )
+
+
+def refused(leg: str, status: int, exchange: Exchange, raw: bytes) -> LegFailed:
+    """A leg that was answered with something other than 200."""
+    clean, _ = strip_json(raw)
+    verbatim = (status, relayed_headers(exchange), clean)
+    answer = upstream_failed(leg, f"it answered with status {status}")
+    if status in (429, 503):
+        return LegFailed(leg, f"status_{status}", answer, engine_fault=False, verbatim=verbatim)
+    if 400 <= status < 500:
+        return LegFailed(leg, "refused", answer, retryable=False, engine_fault=False, verbatim=verbatim)
+    return LegFailed(leg, "status_5xx", answer, verbatim=verbatim)

@@ -1,0 +1,65 @@
+"""The router's Prometheus metrics, bound once so that the hot path increments plain objects.
+
+Separate from the turn so that names, help texts and label values are in one place; every label value is from a closed
+set.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.registry import Collector
+
+_LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+class Metrics:
+    """All metrics of one router."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = self._counter("requests", "Requests answered", "api", "status")
+        self.endings = self._counter("endings", "Decode legs by how they ended", "ending")
+        self.funnel = self._counter(
+            "reuse_stage",
+            "Turns that reached a stage of reuse: eligible, found, live, attached, proven, pulled",
+            "stage",
+        )
+        self.drops = self._counter("reuse_drop", "Turns that left the reuse funnel, by reason", "reason")
+        self.linked = self._counter("linked", "Handles found, by what linked the turns", "by")
+        self.pulled = self._counter(
+            "pulled_tokens", "Tokens that prefill read back from decode, as prefill reports them"
+        )
+        self.proven = self._counter("proven_tokens", "Tokens of attached handles that the proof confirmed")
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens, as decode reports them")
+        self.retries = self._counter("retries", "Turns tried again, by what failed", "leg", "reason")
+        self.leg_failures = self._counter("leg_failures", "Legs that failed", "leg", "reason")
+        self.disconnects = self._counter(
+            "client_disconnects", "Clients that left before their answer was complete", "stage"
+        )
+        self.stored = self._counter("handles_stored", "Handles kept for a next turn")
+        self.not_stored = self._counter(
+            "handles_not_stored", "Finished turns without a handle to keep, by reason", "reason"
+        )
+        self.queue_seconds = self._histogram("queue_seconds", "Waiting for admission")
+        self.prefill_seconds = self._histogram("prefill_seconds", "Prefill leg, request to answer")
+        self.handoff_seconds = self._histogram("handoff_seconds", "From prefill's answer to decode's first content")
+        self.ttft_seconds = self._histogram("ttft_seconds", "From the request's arrival to the first content sent")
+        self.turn_seconds = self._histogram("turn_seconds", "From the request's arrival to the end of the answer")
+        self.inflight = Gauge("pd_router_inflight", "Turns being served", registry=self.registry)
+        self.queued = Gauge("pd_router_queued", "Turns waiting for admission", registry=self.registry)
+        self.engine_ready = Gauge(
+            "pd_router_engine_ready", "1 when the engine takes work", ["role", "engine"], registry=self.registry
+        )
+        self.engine_breaks = self._counter(
+            "engine_incarnations", "Times an engine's process was lost and its handles purged", "role", "engine"
+        )
+
+    def register(self, collector: Collector) -> None:
+        """Add figures that are read at scrape time."""
+        self.registry.register(collector)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"pd_router_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(f"pd_router_{name}", f"{text}, in seconds", buckets=_LATENCY, registry=self.registry)

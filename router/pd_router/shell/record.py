@@ -1,0 +1,128 @@
+"""What one turn leaves behind for people: its line in `/debug/explain` and its metrics.
+
+Separate from the turn so that the control flow there is not interleaved with counting. Nothing here changes what
+happens to a turn, and nothing secret goes in: no handle, no prompt, no key.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pd_router.core.policy import Drop
+from pd_router.core.sse import Ending
+from pd_router.shell.context import Context
+from pd_router.shell.legs import LegFailed, Prefilled
+
+
+class TurnRecord:
+    """Facts of one turn, gathered as it goes. `fields` is what `/debug/explain` shows."""
+
+    __slots__ = ("_context", "_metrics", "arrived", "fields")
+
+    def __init__(self, context: Context, request_id: str, api: str, arrived: float) -> None:
+        self._context = context
+        self._metrics = context.metrics
+        self.arrived = arrived
+        self.fields: dict[str, Any] = {
+            "request_id": request_id,
+            "api": api,
+            "attempts": 0,
+            "retries": [],
+            "attached": False,
+        }
+
+    def admitted(self) -> None:
+        """The turn may begin."""
+        waited = self._context.now() - self.arrived
+        self._metrics.queue_seconds.observe(waited)
+        self.fields["queue_ms"] = round(waited * 1e3, 2)
+
+    def stage(self, name: str) -> None:
+        """The turn reached a stage of the reuse funnel."""
+        self._metrics.funnel.labels(name).inc()
+
+    def dropped(self, drop: Drop) -> None:
+        """The turn left the reuse funnel."""
+        self._metrics.drops.labels(drop.value).inc()
+        self.fields["reason"] = drop.value
+
+    def attached(self, linked_by: str) -> None:
+        """A handle goes out with the prefill."""
+        self.stage("attached")
+        self._metrics.linked.labels(linked_by).inc()
+        self.fields["linked_by"] = linked_by
+        self.fields["attached"] = True
+
+    def prefilled(self, result: Prefilled, seconds: float, attached: bool) -> None:
+        """The prefill leg is over."""
+        self._metrics.prefill_seconds.observe(seconds)
+        self.fields["prefill_ms"] = round(seconds * 1e3, 2)
+        self.fields["prompt_tokens"] = result.prompt_tokens
+        self.fields["cached_tokens"] = result.cached_tokens
+        if result.prompt_tokens:
+            self._metrics.prompt_tokens.inc(result.prompt_tokens)
+        if result.params is None:
+            self.fields["handoff"] = "prefill offered no blocks"
+        report = result.report
+        if not attached or report is None:
+            return
+        self.fields["verdict"] = report.verdict.value
+        self.fields["proven_tokens"] = report.proven_tokens
+        self.fields["pulled_tokens"] = report.pulled_tokens
+        self.fields["local_tokens"] = report.local_tokens
+        if report.proven_tokens:
+            self.stage("proven")
+            self._metrics.proven.inc(report.proven_tokens)
+        else:
+            self.dropped(Drop.REFUSED_BY_PREFILL)
+        if report.pulled_tokens:
+            self.stage("pulled")
+            self._metrics.pulled.inc(report.pulled_tokens)
+
+    def first_content(self, prefilled_at: float) -> None:
+        """The first content is about to be sent."""
+        now = self._context.now()
+        self._metrics.ttft_seconds.observe(now - self.arrived)
+        self.fields["ttft_ms"] = round((now - self.arrived) * 1e3, 2)
+        if prefilled_at:
+            self._metrics.handoff_seconds.observe(now - prefilled_at)
+
+    def ended(self, ending: Ending) -> None:
+        """Decode's answer is over."""
+        self._metrics.endings.labels(ending.value).inc()
+        self.fields["ending"] = ending.value
+
+    def failed(self, failure: LegFailed, attached: bool) -> None:
+        """A leg failed."""
+        self._metrics.leg_failures.labels(failure.leg, failure.reason).inc()
+        if attached:
+            self.fields["reason"] = f"{failure.leg}_{failure.reason}"
+
+    def retried(self, failure: LegFailed) -> None:
+        """The turn starts again."""
+        self._metrics.retries.labels(failure.leg, failure.reason).inc()
+        self.fields["retries"].append(f"{failure.leg}: {failure.reason}")
+
+    def stored(self, result: str) -> None:
+        """D's handle is kept."""
+        self._metrics.stored.inc()
+        self.fields["stored"] = result
+
+    def not_stored(self, reason: str) -> None:
+        """The turn finished and there is nothing to keep."""
+        self._metrics.not_stored.labels(reason).inc()
+        self.fields["not_stored"] = reason
+
+    def client_left(self, stage: str) -> None:
+        """The client is gone."""
+        self._metrics.disconnects.labels(stage).inc()
+        self.fields["client_left"] = stage
+
+    def finish(self, status: int) -> None:
+        """The turn is over."""
+        seconds = self._context.now() - self.arrived
+        self._metrics.requests.labels(self.fields["api"], str(status)).inc()
+        self._metrics.turn_seconds.observe(seconds)
+        self.fields["status"] = status
+        self.fields["total_ms"] = round(seconds * 1e3, 2)
+        self._context.decisions.append(self.fields)

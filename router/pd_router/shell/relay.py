@@ -1,0 +1,164 @@
+"""Decode's answer on its way to the client: held until it begins, relayed, ended, and its handle kept.
+
+Separate from the turn because this is the hot path, one callback per chunk, and because here the line is drawn after
+which a turn cannot be tried again: nothing is written to the client until decode has produced content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pd_router.core import errors
+from pd_router.core.errors import error_event
+from pd_router.core.history import Reply
+from pd_router.core.sse import Ending, EventTooLarge, SseFilter, strip_json
+from pd_router.core.transcript import Transcript, parse_answer
+from pd_router.shell.client import Responder
+from pd_router.shell.context import Context
+from pd_router.shell.legs import LegFailed, relayed_headers
+from pd_router.shell.record import TurnRecord
+from pd_router.shell.upstream import Exchange, Failure
+
+Keep = Callable[[dict[str, Any] | None, Reply | None], None]
+Headers = list[tuple[bytes, bytes]]
+
+_DONE = b"[DONE]"
+_DONE_REACH = 16
+"""Bytes at the end of a chunk in which `[DONE]` is looked for; a model's text is followed by quotes and braces."""
+
+
+def send_whole(
+    record: TurnRecord,
+    responder: Responder,
+    exchange: Exchange,
+    raw: bytes,
+    own_headers: Headers,
+    prefilled_at: float,
+    keep: Keep,
+) -> None:
+    """Send an answer that is not streamed. Raises LegFailed when it is not one."""
+    clean, handle = strip_json(raw)
+    answer = parse_answer(clean)
+    ending = _whole_ending(answer)
+    record.ended(ending)
+    if ending is not Ending.CLEAN:
+        raise LegFailed("decode", ending.value, errors.upstream_failed("decode", "it ended the answer with an error"))
+    if responder.gone:
+        return
+    record.first_content(prefilled_at)
+    keep(handle, answer.reply())
+    responder.send(200, [*relayed_headers(exchange), *own_headers], clean)
+
+
+class StreamRelay:
+    """One streamed answer."""
+
+    def __init__(
+        self,
+        context: Context,
+        record: TurnRecord,
+        responder: Responder,
+        exchange: Exchange,
+        own_headers: Headers,
+        prefilled_at: float,
+    ) -> None:
+        self._now = context.now
+        self._idle = context.settings.timeouts.idle
+        self._record = record
+        self._responder = responder
+        self._exchange = exchange
+        self._own_headers = own_headers
+        self._prefilled_at = prefilled_at
+        self._filter = SseFilter(context.settings.reuse.reply_cap_bytes)
+        self._held: list[bytes] = []
+        self._keep: Keep | None = None
+
+    async def run(self, keep: Keep) -> int:
+        """Relay to the end. Returns the status to record.
+
+        Raises:
+            LegFailed, LegError: decode failed and nothing has reached the client.
+        """
+        self._keep = keep
+        exchange, responder, stream = self._exchange, self._responder, self._filter
+        responder.on_pause = exchange.pause
+        responder.on_resume = self._resume
+        exchange.on_data = self._data
+        for part in exchange.parts:
+            self._data(part)
+        exchange.parts.clear()
+        await exchange.ended()
+        responder.on_pause = responder.on_resume = None
+        tail = stream.flush()
+        ending = stream.ending(complete=exchange.complete, aborted=responder.gone)
+        self._record.ended(ending)
+        if responder.gone:
+            return 499
+        if not responder.started:
+            if ending is not Ending.CLEAN:
+                if exchange.failure is not None:
+                    raise exchange.failure
+                detail = "it ended the stream without an answer"
+                raise LegFailed("decode", ending.value, errors.upstream_failed("decode", detail))
+            self._start()
+        if ending is Ending.CLEAN:
+            self._keep_handle()
+            responder.end(tail)
+            return 200
+        if ending is Ending.ERROR_EVENT:
+            responder.end(tail, close=True)
+            return 502
+        lost = errors.upstream_failed("decode", "it ended the stream before the answer was complete")
+        responder.end(tail + error_event(lost), close=True)
+        return 502
+
+    def _data(self, data: bytes) -> None:
+        """Bytes from decode, once per chunk."""
+        exchange, stream, responder = self._exchange, self._filter, self._responder
+        exchange.deadline = self._now() + self._idle
+        try:
+            out = stream.feed(data)
+        except EventTooLarge as error:
+            exchange.abort(Failure.MALFORMED, str(error))
+            return
+        if _DONE in out[-_DONE_REACH:]:
+            self._keep_handle()
+        if responder.started:
+            responder.write(out)
+            return
+        if out:
+            self._held.append(out)
+        if stream.started and stream.error is None:
+            if responder.gone:
+                exchange.abort()  # P's blocks have been read by now, and nobody waits for the rest
+            else:
+                self._start()
+
+    def _start(self) -> None:
+        self._record.first_content(self._prefilled_at)
+        headers = [*relayed_headers(self._exchange), *self._own_headers]
+        self._responder.begin_stream(200, headers, b"".join(self._held))
+        self._held.clear()
+
+    def _resume(self) -> None:
+        self._exchange.deadline = self._now() + self._idle
+        self._exchange.resume()
+
+    def _keep_handle(self) -> None:
+        """Keep the handle, once. Without [DONE] only the end of the body makes the stream clean."""
+        if self._keep is None or self._responder.gone:
+            return
+        if self._filter.ending(complete=self._exchange.complete) is Ending.CLEAN:
+            keep, self._keep = self._keep, None
+            keep(self._filter.handle, self._filter.reply())
+
+
+def _whole_ending(answer: Transcript) -> Ending:
+    if answer.error is not None:
+        return Ending.ERROR_EVENT
+    if not answer.finished:
+        return Ending.TRUNCATED
+    if "error" in answer.finish_reasons:
+        return Ending.ERROR_FINISH
+    return Ending.ABORTED if "abort" in answer.finish_reasons else Ending.CLEAN

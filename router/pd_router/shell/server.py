@@ -1,0 +1,213 @@
+"""The composition root: builds the parts, listens, routes paths, and drains on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import uvloop
+
+from pd_router.core.errors import bad_method, internal, no_engine, unknown_path
+from pd_router.core.fields import Api
+from pd_router.core.linking import Keyring
+from pd_router.core.placement import Loads
+from pd_router.core.settings import Settings
+from pd_router.core.store import MemoryStore
+from pd_router.shell.admin import Admin
+from pd_router.shell.admission import Admission
+from pd_router.shell.client import ClientConnection, Request, Responder, ServerState
+from pd_router.shell.context import Context
+from pd_router.shell.discovery import StaticDiscovery
+from pd_router.shell.fleet import Fleet, Member
+from pd_router.shell.metrics import Metrics
+from pd_router.shell.passthrough import PASSED, pass_through
+from pd_router.shell.store_metrics import StoreCollector
+from pd_router.shell.turn import Turn
+from pd_router.shell.upstream import EnginePool, Failure
+from pd_wire.names import ROLE_DECODE, ROLE_PREFILL
+
+log = logging.getLogger("pd_router")
+
+TURNS = {"/v1/chat/completions": Api.CHAT, "/v1/completions": Api.COMPLETIONS}
+BACKLOG = 4096
+SWEEP_SECONDS = 1.0
+REFUSED_LINGER_SECONDS = 2.0
+
+
+class Router:
+    """One router: its parts and its listener."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        # One clock for arrival times, deadlines and handle ages: uvloop's is CLOCK_MONOTONIC, cached per iteration.
+        self._loop = asyncio.get_running_loop()
+        now = self._loop.time
+        metrics = Metrics()
+        pool = EnginePool(settings.timeouts.connect)
+        reuse = settings.reuse
+        store = MemoryStore(reuse.cap_bytes, reuse.cap_entries, reuse.handle_ttl, reuse.engine_ttl)
+        fleet = Fleet(metrics, lambda key: store.purge_holder(key, now()), self._engine_gone)
+        self.discovery = StaticDiscovery(settings, fleet)
+        limits = settings.limits
+        self.context = Context(
+            settings=settings,
+            now=now,
+            metrics=metrics,
+            pool=pool,
+            fleet=fleet,
+            store=store,
+            keyring=Keyring.random(),
+            admission=Admission(limits.max_inflight, limits.max_queue, settings.timeouts.queue, metrics),
+            loads=Loads(),
+            nudge=self.discovery.nudge,
+        )
+        metrics.register(StoreCollector(store, now))
+        self.state = ServerState(self._handle, limits.max_body_bytes)
+        self.admin = Admin(settings.admin, metrics.registry, self.context.decisions, self.why_not_ready, fleet.describe)
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> tuple[int, int]:
+        """Listen. Returns the ports of the data plane and of the admin server. Raises OSError when one is taken."""
+        self._server = await self._loop.create_server(
+            lambda: ClientConnection(self.state, self._loop.time),
+            self.settings.listen.host,
+            self.settings.listen.port,
+            backlog=BACKLOG,
+        )
+        self.context.pool.start()
+        self.discovery.start()
+        self._sweeper = asyncio.create_task(self._sweep(), name="client-deadlines")
+        port = int(self._server.sockets[0].getsockname()[1])
+        return port, await self.admin.start()
+
+    async def drain(self) -> bool:
+        """Stop accepting, let running turns finish. Returns whether all did within the drain timeout."""
+        self.state.draining = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self.state.connections):
+            connection.close_idle()
+        try:
+            async with asyncio.timeout(self.settings.timeouts.drain):
+                while self.state.connections:
+                    self.state.emptied.clear()
+                    await self.state.emptied.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """End everything now."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await self.discovery.stop()
+        for connection in list(self.state.connections):
+            connection.cut()
+        await self.context.pool.stop()
+        await self.admin.stop()
+
+    def why_not_ready(self) -> str | None:
+        """Why no turn can be served now, or None."""
+        if self.state.draining:
+            return "draining"
+        now = self._loop.time()
+        for role in (ROLE_PREFILL, ROLE_DECODE):
+            if not any(engine.ready for engine in self.context.fleet.snapshot(role, now)):
+                return f"no {role} engine is ready"
+        return None
+
+    def _engine_gone(self, member: Member) -> None:
+        self.context.pool.fail_waiting(member.address, Failure.LOST)
+
+    def _handle(self, request: Request, responder: Responder) -> asyncio.Task[None]:
+        return self._loop.create_task(self._route(request, responder))
+
+    async def _route(self, request: Request, responder: Responder) -> None:
+        path = urlsplit(request.path).path
+        if self.state.draining:
+            responder.send_error(no_engine("router", 1), close=True)
+        elif (api := TURNS.get(path)) is not None:
+            if request.method != "POST":
+                responder.send_error(bad_method(request.method, path, "POST"), [(b"allow", b"POST")])
+                return
+            await Turn(self.context, api, request, responder).run()
+        elif path in PASSED:
+            try:
+                await pass_through(self.context, path, request, responder)
+            except Exception:
+                # The top of the task, as in Turn.run.
+                log.exception("request to %s failed", path)
+                if not responder.started:
+                    responder.send_error(internal())
+        elif path == "/health":
+            reason = self.why_not_ready()
+            body = json.dumps(
+                {"status": "ok"} if reason is None else {"status": "not ready", "reason": reason}
+            ).encode()
+            responder.send(200 if reason is None else 503, [(b"content-type", b"application/json")], body)
+        else:
+            responder.send_error(unknown_path(path))
+
+    async def _sweep(self) -> None:
+        """Close connections that are slow to send a request, or that linger after a refusal."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            now = self._loop.time()
+            for connection in list(self.state.connections):
+                limit = REFUSED_LINGER_SECONDS if connection.refused else self.settings.timeouts.request
+                if (connection.refused or connection.reading) and connection.waiting_since < now - limit:
+                    connection.cut()
+            self.context.store.expire(now)
+
+
+async def serve(settings: Settings) -> int:
+    """Run until SIGTERM or SIGINT. Returns the exit code."""
+    router = Router(settings)
+    try:
+        port, admin_port = await router.start()
+    except OSError as error:
+        print(f"pd-router: cannot listen: {error.strerror or error} (--listen, --admin)", file=sys.stderr)
+        await router.stop()
+        return 1
+    log.info("listening on port %d, admin on port %d", port, admin_port)
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    await stopped.wait()
+    log.info("draining %d connections", len(router.state.connections))
+    finished = await router.drain()
+    if not finished:
+        log.warning("drain timeout: %d connections are cut", len(router.state.connections))
+    await router.stop()
+    return 0
+
+
+class _JsonLines(logging.Formatter):
+    """One JSON object per line: what log collectors expect."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False)
+
+
+def run(settings: Settings, log_level: str) -> int:
+    """Set up logging and run the loop."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines())
+    logging.basicConfig(level=log_level.upper(), handlers=[handler], force=True)
+    return uvloop.run(serve(settings))

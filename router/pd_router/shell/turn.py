@@ -1,0 +1,337 @@
+"""One turn from request to answer, top to bottom.
+
+The order of work is visible in `Turn._serve` and `Turn._attempt`: find a handle, choose engines, prefill, decode, keep
+the new handle; and the rule for failures is one loop: before the first byte has reached the client a turn may start
+again, without the handle and on other engines where there are any; after that byte it can only end. What decides is in
+`core`, how the answer is relayed in `relay`, what is counted in `record`.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from pd_router.core import errors
+from pd_router.core.errors import ApiError, error_event
+from pd_router.core.fields import Api
+from pd_router.core.history import Reply
+from pd_router.core.placement import Engine, choose_decode, choose_prefill
+from pd_router.core.policy import Decision, Drop, decide, judge_handle
+from pd_router.core.request import Prepared, prepare
+from pd_router.core.store import Entry
+from pd_router.shell.client import Request, Responder
+from pd_router.shell.context import Context
+from pd_router.shell.fleet import Member
+from pd_router.shell.legs import LegFailed, Prefilled, network_failure, prefill, refused, request_head
+from pd_router.shell.record import TurnRecord
+from pd_router.shell.relay import StreamRelay, send_whole
+from pd_router.shell.upstream import Exchange, Failure, LegError
+from pd_wire.names import ROLE_DECODE, ROLE_PREFILL
+
+log = logging.getLogger("pd_router.turn")
+
+ATTEMPTS_WITHOUT_HANDLE = 2
+"""A turn that failed without a handle is tried once more; one that failed with a handle has that attempt for free."""
+RETRY_AFTER_SECONDS = 5
+_UNREACHED = frozenset(
+    {Failure.CONNECT.value, Failure.CONNECT_TIMEOUT.value, Failure.CLOSED.value, Failure.TIMEOUT.value}
+)
+
+
+class Turn:
+    """State of one turn."""
+
+    def __init__(self, context: Context, api: Api, request: Request, responder: Responder) -> None:
+        self._context = context
+        self._api = api
+        self._request = request
+        self._responder = responder
+        self._request_id = context.request_id(request.headers)
+        self._own_headers = [(b"x-request-id", self._request_id.encode("latin-1", "replace"))]
+        self._record = TurnRecord(context, self._request_id, api.value, request.arrived)
+        self._status = 200
+        self._tenant: str | None = None
+        self._keys: tuple[bytes, ...] = ()
+        self._turn_number = 0
+        self._avoid: set[str] = set()
+        self._two_legs = False
+        self._exchange: Exchange | None = None
+        self._prefilled_at = 0.0
+
+    async def run(self) -> None:
+        """Answer the request, whatever happens."""
+        context, responder = self._context, self._responder
+        responder.on_gone = self._client_left
+        admitted = False
+        try:
+            prepared = prepare(self._api, self._request.body, self._request.headers, context.models())
+            await context.admission.enter()
+            admitted = True
+            self._record.admitted()
+            if not responder.gone:
+                await self._serve(prepared)
+        except ApiError as error:
+            self._answer(error)
+        except Exception:
+            # The top of the task: a fault of ours must cost one turn, not the process.
+            log.exception("turn %s failed", self._request_id)
+            self._answer(errors.internal())
+        finally:
+            if admitted:
+                context.admission.leave()
+            if self._exchange is not None:
+                self._exchange.abort()
+            self._record.finish(self._status)
+
+    async def _serve(self, prepared: Prepared) -> None:
+        """Try until the client has an answer or there is nothing left to try."""
+        self._identify(prepared)
+        clean = not self._keys
+        left = ATTEMPTS_WITHOUT_HANDLE
+        while True:
+            decision = Decision.recompute() if clean else self._find(prepared)
+            self._record.fields["attempts"] += 1
+            try:
+                await self._attempt(prepared, decision)
+                return
+            except LegFailed as failure:
+                self._record.failed(failure, decision.attach)
+                left -= 0 if decision.attach else 1
+                if not failure.retryable or self._responder.gone or self._responder.started or left <= 0:
+                    self._give_up(failure)
+                    return
+                clean = True  # what was taken is spent, whatever became of it
+                self._record.retried(failure)
+                log.warning(
+                    "turn %s: %s, trying again%s",
+                    self._request_id,
+                    failure,
+                    " without its handle" if decision.attach else "",
+                )
+
+    # -- finding and keeping handles ---------------------------------------------------------------
+    def _identify(self, prepared: Prepared) -> None:
+        """Whose turn it is, and under which keys its handle may be."""
+        context = self._context
+        self._two_legs = prepared.two_legs
+        self._record.fields["model"] = prepared.model
+        self._record.fields["stream"] = prepared.stream
+        self._tenant = context.tenant_of(self._request.headers)
+        if not context.settings.reuse.enabled:
+            self._record.dropped(Drop.DISABLED)
+        elif self._tenant is None:
+            self._record.dropped(Drop.NO_TENANT)
+        elif prepared.link_fault is not None:
+            self._record.fields["link_fault"] = prepared.link_fault
+            self._record.dropped(Drop.NOT_LINKABLE)
+        else:
+            self._record.stage("eligible")
+            self._keys = context.keyring.lookup_keys(self._tenant, prepared)
+            self._turn_number = context.store.begin(self._keys, context.now())
+
+    def _find(self, prepared: Prepared) -> Decision:
+        """Take the handle, if there is one that may be used now."""
+        context = self._context
+        now = context.now()
+        entry = context.store.take(self._keys, now)
+        decision = decide(
+            prepared,
+            entry,
+            now=now,
+            engines=context.fleet.snapshot(ROLE_DECODE, now),
+            hosts=context.hosts(),
+            ttl=context.settings.reuse.handle_ttl,
+            threshold=context.settings.reuse.recompute_threshold,
+        )
+        for stage in decision.stages:
+            self._record.stage(stage)
+        if decision.drop is not None:
+            self._record.dropped(decision.drop)
+        return decision
+
+    def keep(self, prepared: Prepared, decode: Member, handle: dict[str, object] | None, reply: Reply | None) -> None:
+        """Keep D's handle. Called before the last byte is written: the next turn may follow at once."""
+        context = self._context
+        if not self._keys or self._tenant is None:
+            return
+        fault = judge_handle(handle, context.hosts())
+        if fault is not None or handle is None:
+            context.store.forget(self._keys)
+            self._record.not_stored(fault or "no_handle")
+            return
+        now = context.now()
+        entry = Entry.of(
+            handle,
+            holder=decode.key,
+            incarnation=str(decode.incarnation),
+            generation=decode.generation,
+            arrived=now,
+            turn=self._turn_number,
+            inexact=prepared.inexact or (reply.inexact if reply is not None else "reply unknown"),
+        )
+        result = context.store.put(entry, context.keyring.store_keys(self._tenant, prepared, reply), now)
+        self._record.stored(result.value)
+
+    # -- one attempt -----------------------------------------------------------------------------
+    async def _attempt(self, prepared: Prepared, decision: Decision) -> None:
+        """Choose engines and run the legs. Raises LegFailed before, never after, the client has a byte."""
+        context = self._context
+        now = context.now()
+        holder = decision.entry.holder if decision.entry is not None else None
+        chosen = choose_decode(
+            self._untried(context.fleet.snapshot(ROLE_DECODE, now)),
+            context.loads,
+            holder,
+            context.settings.limits.decode_overload,
+        )
+        if chosen.engine is None:
+            raise self._no_engine(ROLE_DECODE)
+        decode = context.member(chosen.engine.key)
+        self._record.fields["decode"] = decode.key
+        self._record.fields["decode_reason"] = chosen.reason
+        # D's place is taken before P begins: a finished prefill must not wait for one while its lease runs (HL-16).
+        place = context.loads.open(decode.key)
+        try:
+            prefilled: Prefilled | None = None
+            if prepared.two_legs:
+                prefilled = await self._prefill(
+                    prepared, decision, self._choose_prefill(prepared, chosen.engine.generation)
+                )
+            await self._decode(prepared, prefilled, decode)
+        finally:
+            place.close()
+
+    def _choose_prefill(self, prepared: Prepared, generation: str) -> Member:
+        context = self._context
+        engines = self._untried(context.fleet.snapshot(ROLE_PREFILL, context.now()))
+        chosen = choose_prefill(engines, context.loads, generation)
+        if chosen.engine is None:
+            raise self._no_engine(ROLE_PREFILL)
+        self._record.fields["prefill"] = chosen.engine.key
+        return context.member(chosen.engine.key)
+
+    async def _prefill(self, prepared: Prepared, decision: Decision, member: Member) -> Prefilled:
+        context = self._context
+        timeouts = context.settings.timeouts
+        handle = decision.entry.handle if decision.attach and decision.entry is not None else None
+        body = prepared.prefill_body(handle)
+        head = request_head(self._request.path, member, self._request.headers, self._request_id, len(body))
+        if handle is not None:
+            self._record.attached(decision.linked_by)
+        started = context.now()
+        work = context.loads.open(member.key, prepared.prompt_tokens_estimate)
+        member.breaker.sent(started)
+        try:
+            result = await prefill(
+                context.pool, member, head, body, timeouts.pull if handle is not None else timeouts.prefill
+            )
+        except LegFailed as failure:
+            self._blame(member, failure)
+            raise
+        finally:
+            work.close()
+        member.breaker.succeeded()
+        self._prefilled_at = context.now()
+        self._record.prefilled(result, self._prefilled_at - started, handle is not None)
+        return result
+
+    async def _decode(self, prepared: Prepared, prefilled: Prefilled | None, decode: Member) -> None:
+        context, responder = self._context, self._responder
+        timeouts = context.settings.timeouts
+        params = prefilled.params if prefilled is not None else None
+        if responder.gone and params is None:
+            return
+        body = prepared.decode_body(params, retain=bool(self._keys))
+        head = request_head(self._request.path, decode, self._request.headers, self._request_id, len(body))
+        wait = timeouts.first_byte if prepared.stream else timeouts.answer
+        if responder.gone:
+            # The client left between the legs. Decode still has to read P's blocks, or they are stranded until the
+            # lease ends; no exchange existed for `_client_left` to bound, so the bound is set here.
+            wait = timeouts.handoff
+        decode.breaker.sent(context.now())
+        try:
+            exchange = self._exchange = await context.pool.request(decode.address, head, body, wait)
+            if await exchange.head() != 200:
+                raise refused("decode", exchange.status, exchange, await exchange.body())
+            if prepared.stream:
+                relay = StreamRelay(context, self._record, responder, exchange, self._own_headers, self._prefilled_at)
+                self._status = await relay.run(lambda handle, reply: self.keep(prepared, decode, handle, reply))
+            else:
+                raw = await exchange.body()
+                send_whole(
+                    self._record,
+                    responder,
+                    exchange,
+                    raw,
+                    self._own_headers,
+                    self._prefilled_at,
+                    lambda handle, reply: self.keep(prepared, decode, handle, reply),
+                )
+        except LegError as error:
+            failure = network_failure("decode", error, wait)
+            self._blame(decode, failure)
+            raise failure from error
+        except LegFailed as failure:
+            self._blame(decode, failure)
+            raise
+        finally:
+            if self._exchange is not None:
+                self._exchange.abort()
+                self._exchange = None
+        if self._status == 502:
+            decode.breaker.failed(context.now())
+        else:
+            decode.breaker.succeeded()
+
+    # -- when things go wrong ------------------------------------------------------------------------
+    def _client_left(self) -> None:
+        """The socket is gone. Before the first content the hand-off is allowed to finish, within a bound (RP-06)."""
+        exchange = self._exchange
+        self._record.client_left(
+            "stream" if self._responder.started else "decode" if exchange is not None else "prefill"
+        )
+        if exchange is None:
+            return
+        if self._responder.started or not self._two_legs:
+            exchange.abort()
+        else:
+            exchange.deadline = min(exchange.deadline, self._context.now() + self._context.settings.timeouts.handoff)
+
+    def _untried(self, engines: tuple[Engine, ...]) -> tuple[Engine, ...]:
+        """Leave out engines that failed this turn, unless there are no others."""
+        rest = tuple(engine for engine in engines if engine.key not in self._avoid)
+        return rest if any(engine.ready for engine in rest) else engines
+
+    def _blame(self, member: Member, failure: LegFailed) -> None:
+        """Count a failed leg against its engine, and look at the engine at once when it could not be reached."""
+        self._avoid.add(member.key)
+        if failure.engine_fault:
+            member.breaker.failed(self._context.now())
+        else:
+            member.breaker.abandoned()
+        if failure.reason in _UNREACHED:
+            self._context.suspect(member, gone=failure.reason == Failure.CONNECT.value)
+
+    def _no_engine(self, role: str) -> LegFailed:
+        """No engine of a role can take the turn; trying again now would find none either."""
+        members = self._context.fleet.of_role(role)
+        starting = any(not member.ready and member.incarnation == 0 for member in members)
+        make = errors.engine_not_ready if starting else errors.no_engine
+        return LegFailed(role, "no_engine", make(role, RETRY_AFTER_SECONDS), retryable=False, engine_fault=False)
+
+    def _give_up(self, failure: LegFailed) -> None:
+        if self._responder.gone or self._responder.finished:
+            return
+        if failure.verbatim is None or self._responder.started:
+            raise failure.answer
+        self._status, headers, body = failure.verbatim
+        self._responder.send(self._status, [*headers, *self._own_headers], body)
+
+    def _answer(self, error: ApiError) -> None:
+        self._status = error.status
+        responder = self._responder
+        if responder.gone or responder.finished:
+            return
+        if responder.started:
+            responder.end(error_event(error), close=True)
+        else:
+            responder.send_error(error, self._own_headers)

@@ -1,0 +1,401 @@
+"""One HTTP/1.1 connection to an engine, and the pool that keeps them.
+
+Separate from the turn so that everything about sockets on the engine side (connect, keep-alive, deadlines,
+back-pressure) is decided here: the turn sees an `Exchange` that yields a head, then body bytes, then an end or a
+failure. Each chunk costs one callback and no framework object; deadlines are a number on the exchange that one
+sweeper looks at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import httptools
+
+# uvicorn, vLLM's server, closes a connection that was idle for 5 s; ours must be gone before that, or a request races
+# the close and fails without having been read.
+IDLE_SECONDS = 4.0
+MAX_IDLE_PER_ENGINE = 256
+SWEEP_SECONDS = 0.05
+
+
+class Failure(StrEnum):
+    """Why an exchange ended without a complete answer."""
+
+    CONNECT = "connect"
+    CONNECT_TIMEOUT = "connect_timeout"
+    TIMEOUT = "timeout"
+    CLOSED = "closed"
+    MALFORMED = "malformed"
+    LOST = "engine_lost"
+    ABORTED = "aborted"
+
+
+class LegError(Exception):
+    """An exchange failed; `reason` says how."""
+
+    def __init__(self, reason: Failure, detail: str = "") -> None:
+        super().__init__(f"{reason.value}: {detail}" if detail else reason.value)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an engine listens."""
+
+    host: str
+    port: int
+
+    @property
+    def authority(self) -> str:
+        """The value of a Host header."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Exchange:
+    """One request on one connection: head, body, end.
+
+    `on_data` is called with decoded body bytes once `head` is done; until it is set, bytes are kept in `parts`.
+    `deadline` is on the loop's clock; the sweeper fails the exchange when it passes.
+    """
+
+    __slots__ = (
+        "_decoder",
+        "_waiter",
+        "complete",
+        "conn",
+        "deadline",
+        "failure",
+        "headers",
+        "on_data",
+        "on_end",
+        "parts",
+        "status",
+    )
+
+    def __init__(self, conn: EngineConnection, deadline: float) -> None:
+        self.conn: EngineConnection | None = conn
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.parts: list[bytes] = []
+        self.deadline = deadline
+        self.complete = False
+        self.failure: LegError | None = None
+        self.on_data: Callable[[bytes], None] | None = None
+        self.on_end: Callable[[], None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._decoder: Any = None
+
+    # -- what the turn calls -------------------------------------------------------------------
+    async def head(self) -> int:
+        """Wait for the status line and headers. Returns the status; raises LegError."""
+        while not self.status and self.failure is None:
+            await self._wait()
+        if self.failure is not None and not self.status:
+            raise self.failure
+        return self.status
+
+    async def body(self) -> bytes:
+        """Wait for the whole body. Raises LegError when it is cut short."""
+        while not self.complete and self.failure is None:
+            await self._wait()
+        if self.failure is not None:
+            raise self.failure
+        return b"".join(self.parts)
+
+    async def ended(self) -> None:
+        """Wait until the exchange is over, well or badly; look at `failure` afterwards."""
+        while not self.complete and self.failure is None:
+            await self._wait()
+
+    def header(self, name: bytes) -> bytes:
+        """Value of a response header, lower-case name; empty when absent."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return b""
+
+    def abort(self, reason: Failure = Failure.ABORTED, detail: str = "") -> None:
+        """Drop the connection; the engine notices and aborts the request."""
+        if self.conn is not None:
+            conn = self.conn
+            self.fail(LegError(reason, detail))
+            conn.close()
+
+    def pause(self) -> None:
+        """Stop reading from the engine: the client is slow."""
+        if self.conn is not None:
+            self.conn.pause()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self.conn is not None:
+            self.conn.resume()
+
+    # -- what the connection calls --------------------------------------------------------------
+    def got_head(self, status: int) -> None:
+        """The head is complete."""
+        encoding = self.header(b"content-encoding").lower()
+        if encoding in (b"gzip", b"x-gzip", b"deflate"):
+            # We ask for identity; a proxy in between may compress all the same, and a handle must not hide in it.
+            self._decoder = zlib.decompressobj(47)
+        elif encoding not in (b"", b"identity"):
+            self.abort(Failure.MALFORMED, f"content-encoding {encoding.decode('latin-1')!r} is not supported")
+            return
+        self.status = status
+        self._wake()
+
+    def got_data(self, data: bytes) -> None:
+        """Body bytes arrived."""
+        if self._decoder is not None:
+            try:
+                data = self._decoder.decompress(data)
+            except zlib.error:
+                self.abort(Failure.MALFORMED, "the compressed body is damaged")
+                return
+        if self.on_data is not None:
+            self.on_data(data)
+        else:
+            self.parts.append(data)
+
+    def finish(self) -> None:
+        """The body is complete."""
+        self.complete = True
+        self.conn = None
+        if self.on_end is not None:
+            self.on_end()
+        self._wake()
+
+    def fail(self, error: LegError) -> None:
+        """The exchange is over without an end."""
+        if self.failure is None and not self.complete:
+            self.failure = error
+            self.conn = None
+            if self.on_end is not None:
+                self.on_end()
+            self._wake()
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class EngineConnection(asyncio.Protocol):
+    """The socket. Owned by the pool while idle, by one exchange while busy."""
+
+    __slots__ = ("_keep_alive", "_parser", "_paused", "exchange", "idle_since", "peer", "pool", "reused", "transport")
+
+    def __init__(self, pool: EnginePool) -> None:
+        self.pool = pool
+        self.transport: asyncio.Transport | None = None
+        self.exchange: Exchange | None = None
+        self.idle_since = 0.0
+        self.peer = ""
+        self._parser: Any = None
+        self._keep_alive = False
+        self._paused = False
+
+    # -- asyncio.Protocol -----------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+        peer = transport.get_extra_info("peername")
+        self.peer = peer[0] if peer else ""
+
+    def data_received(self, data: bytes) -> None:
+        if self._parser is None:
+            self.close()  # bytes that nobody asked for
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(LegError(Failure.MALFORMED, str(error)))
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        exchange = self.exchange
+        if exchange is not None:
+            if (
+                exchange.status
+                and not self._keep_alive
+                and not exchange.header(b"content-length")
+                and not _is_chunked(exchange)
+            ):
+                # A body that ends with the connection: the only case in which a close is the end.
+                self.exchange = None
+                exchange.finish()
+            else:
+                self._fail(LegError(Failure.CLOSED, str(exc) if exc else ""))
+        self.pool.forget(self)
+
+    # -- httptools ------------------------------------------------------------------------------
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.exchange is not None:
+            self.exchange.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        exchange = self.exchange
+        if exchange is None:
+            return
+        status = self._parser.get_status_code()
+        if status < 200:
+            exchange.headers.clear()
+            return
+        self._keep_alive = self._parser.should_keep_alive()
+        exchange.got_head(status)
+
+    def on_body(self, data: bytes) -> None:
+        if self.exchange is not None:
+            self.exchange.got_data(data)
+
+    def on_message_complete(self) -> None:
+        exchange = self.exchange
+        if exchange is None or not exchange.status:
+            return
+        self.exchange = None
+        self.pool.active.discard(exchange)
+        if self._keep_alive and self.transport is not None and not self._paused:
+            self.pool.release(self)
+        else:
+            self.close()
+        exchange.finish()
+
+    # -- what exchange and pool call ------------------------------------------------------------
+    def send(self, exchange: Exchange, head: bytes, body: bytes) -> None:
+        """Write a request; the answer goes to `exchange`."""
+        self.exchange = exchange
+        self._parser = httptools.HttpResponseParser(self)
+        assert self.transport is not None
+        self.transport.writelines((head, body))
+
+    def close(self) -> None:
+        """Drop the socket now; nothing is owed to the engine."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def pause(self) -> None:
+        """Stop reading."""
+        if self.transport is not None and not self._paused:
+            self._paused = True
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self.transport is not None and self._paused:
+            self._paused = False
+            self.transport.resume_reading()
+
+    def _fail(self, error: LegError) -> None:
+        if self.exchange is not None:
+            exchange, self.exchange = self.exchange, None
+            self.pool.active.discard(exchange)
+            exchange.fail(error)
+
+
+class EnginePool:
+    """Idle connections per address, and the deadlines of the busy ones."""
+
+    def __init__(self, connect_timeout: float) -> None:
+        self._connect_timeout = connect_timeout
+        self._idle: defaultdict[Address, deque[EngineConnection]] = defaultdict(deque)
+        self._where: dict[EngineConnection, Address] = {}
+        self.active: set[Exchange] = set()
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin watching deadlines. Needs a running loop."""
+        self._sweeper = asyncio.create_task(self._sweep(), name="engine-deadlines")
+
+    async def stop(self) -> None:
+        """Close every connection."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+        for exchange in list(self.active):
+            exchange.abort()
+        for conn in list(self._where):
+            conn.close()
+
+    async def request(self, address: Address, head: bytes, body: bytes, within: float) -> Exchange:
+        """Send one request and return its exchange; the answer must begin `within` seconds.
+
+        Raises LegError when no connection can be made.
+        """
+        conn = self._take(address) or await self._connect(address)
+        exchange = Exchange(conn, asyncio.get_running_loop().time() + within)
+        self.active.add(exchange)
+        conn.send(exchange, head, body)
+        return exchange
+
+    def release(self, conn: EngineConnection) -> None:
+        """Take a connection back whose answer is complete."""
+        idle = self._idle[self._where[conn]]
+        if len(idle) >= MAX_IDLE_PER_ENGINE:
+            conn.close()
+            return
+        conn.idle_since = asyncio.get_running_loop().time()
+        idle.append(conn)
+
+    def forget(self, conn: EngineConnection) -> None:
+        """The socket is gone."""
+        address = self._where.pop(conn, None)
+        if address is not None:
+            idle = self._idle[address]
+            if conn in idle:
+                idle.remove(conn)
+
+    def fail_waiting(self, address: Address, reason: Failure) -> None:
+        """Fail what still waits for a first byte from an engine that is known to be gone."""
+        for exchange in list(self.active):
+            if exchange.conn is not None and not exchange.status and self._where.get(exchange.conn) == address:
+                exchange.abort(reason)
+
+    def _take(self, address: Address) -> EngineConnection | None:
+        idle = self._idle[address]
+        limit = asyncio.get_running_loop().time() - IDLE_SECONDS
+        while idle:
+            conn = idle.pop()
+            if conn.transport is not None and not conn.transport.is_closing() and conn.idle_since >= limit:
+                return conn
+            conn.close()
+        return None
+
+    async def _connect(self, address: Address) -> EngineConnection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                _, conn = await loop.create_connection(lambda: EngineConnection(self), address.host, address.port)
+        except TimeoutError as error:
+            raise LegError(Failure.CONNECT_TIMEOUT, address.authority) from error
+        except OSError as error:
+            raise LegError(Failure.CONNECT, f"{address.authority}: {error.strerror or error}") from error
+        self._where[conn] = address
+        return conn
+
+    async def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            now = loop.time()
+            for exchange in [item for item in self.active if item.deadline < now]:
+                exchange.abort(Failure.TIMEOUT)
+            for idle in self._idle.values():
+                while idle and idle[0].idle_since < now - IDLE_SECONDS:
+                    idle.popleft().close()
+
+
+def _is_chunked(exchange: Exchange) -> bool:
+    return b"chunked" in exchange.header(b"transfer-encoding").lower()
