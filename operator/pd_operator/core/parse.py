@@ -58,7 +58,8 @@ def _validated(raw: Mapping[str, Any], unknown_fields: UnknownFields) -> PDDeplo
 def _without_nulls(value: Any) -> Any:
     """Drop keys without a value, as an API server does before it fills in defaults."""
     if isinstance(value, Mapping):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+        # YAML reads some keys as numbers or booleans; here they are unknown fields like any other.
+        return {str(key): _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
         return [_without_nulls(item) for item in value]
     return value

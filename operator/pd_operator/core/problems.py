@@ -73,7 +73,8 @@ def problem_of(error: ErrorDetails, root: type[BaseModel]) -> Problem:
     allowed = allowed_values(_annotation_at(location, root))
     if error["type"] == "missing":
         return Problem(path, f"is required: {allowed}")
-    return Problem(path, f"must be {allowed}, got {shown(error['input'])}")
+    quotes = "; put it in quotes" if error["type"] == "string_type" and isinstance(error["input"], int | float) else ""
+    return Problem(path, f"must be {allowed}, got {shown(error['input'])}{quotes}")
 
 
 def shown(value: Any) -> str:

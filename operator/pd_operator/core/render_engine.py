@@ -142,11 +142,12 @@ def _env(deployment: PDDeployment, role: RoleSpec, endpoint: EngineEndpoint) -> 
         env["HF_HUB_OFFLINE"] = "1"
     if endpoint.cpu_cores is not None and profile_of(spec).device is Device.CPU:
         env["VLLM_CPU_OMP_THREADS_BIND"] = endpoint.cpu_cores
-    env |= _plain(spec.engine.env) | _plain(role.env)
+    env |= {variable.name: variable.value for variable in merged_env(spec.engine, role) if variable.value is not None}
     env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = endpoint.side_channel_host
     env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(endpoint.side_channel_port)
     return env
 
 
-def _plain(variables: tuple[EnvVar, ...]) -> dict[str, str]:
-    return {variable.name: variable.value for variable in variables if variable.value is not None}
+def merged_env(engine: EngineSpec, role: RoleSpec) -> tuple[EnvVar, ...]:
+    """The user's variables of one role: the engine's, with those of the role in place of equal names."""
+    return tuple({variable.name: variable for variable in (*engine.env, *role.env)}.values())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, StrictBool
 
 from pd_operator.core import fields
 from pd_operator.core.choices import Backend, Device, Download, Dtype, ReplicasManagedBy
@@ -44,7 +44,7 @@ class ClaimSource(SpecModel):
     """An existing PersistentVolumeClaim with the weights or with the hub's cache."""
 
     claim_name: ObjectName = Field(description="Name of the claim.")
-    read_only: bool = Field(default=False, description="Mount read-only; the weights must then be complete.")
+    read_only: StrictBool = Field(default=False, description="Mount read-only; the weights must then be complete.")
 
 
 class EmptyDirSource(SpecModel):
@@ -213,7 +213,7 @@ class RoleSpec(SpecModel):
         le=65536,
         description="Most requests that one engine of this role runs at once. Absent: engine.maxNumSeqs.",
     )
-    prefix_caching: bool = Field(
+    prefix_caching: StrictBool = Field(
         default=True,
         description="false turns the engine's own prefix cache off. true leaves vLLM's default, which is on for "
         "models that allow it.",

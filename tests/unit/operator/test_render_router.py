@@ -1,0 +1,86 @@
+"""The router's command: each field is one flag, and reuse and time limits follow `spec.kvTransfer`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pd_operator.core.render_router import render_router
+from support.pddeployments import deployment, flag_table
+
+
+def options(*edits: tuple[str, Any]) -> dict[str, list[str]]:
+    argv = render_router(deployment(*edits), "127.0.0.1:8000", "127.0.0.1:9000", ["http://p"], ["http://d"]).argv
+    assert argv[0] == "pd-router"
+    return flag_table(argv)
+
+
+DEFAULTS = [
+    ("--listen", "127.0.0.1:8000"),
+    ("--admin", "127.0.0.1:9000"),
+    ("--prefill", "http://p"),
+    ("--decode", "http://d"),
+    ("--model", "Qwen/Qwen3-32B"),
+    ("--reuse", "on"),
+    ("--handle-ttl", "450"),
+    ("--engine-ttl", "480"),
+    ("--recompute-threshold", "64"),
+    ("--tenant-from", "authorization"),
+    ("--anonymous", "no-reuse"),
+    ("--handle-cap-bytes", "268435456"),
+    ("--handle-cap-entries", "100000"),
+    ("--max-body-bytes", "16777216"),
+    ("--max-inflight", "1024"),
+    ("--max-queue", "1024"),
+    ("--connect-timeout", "2"),
+    ("--prefill-timeout", "60"),
+    ("--first-byte-timeout", "60"),
+    ("--idle-timeout", "60"),
+    ("--drain-timeout", "60"),
+]
+
+
+def test_defaults_are_these_and_no_others() -> None:
+    assert options() == {flag: [value] for flag, value in DEFAULTS}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "flag", "expected"),
+    [
+        ("spec.model.servedName", "chat", "--model", "chat"),
+        ("spec.kvTransfer.bidirectional", "Disabled", "--reuse", "off"),
+        ("spec.kvTransfer.decoderBlocksTTLSeconds", 120, "--engine-ttl", "120"),
+        ("spec.kvTransfer.decoderBlocksTTLSeconds", 120, "--handle-ttl", "90"),
+        ("spec.kvTransfer.routerTTLSeconds", 17, "--handle-ttl", "17"),
+        ("spec.kvTransfer.recomputeThresholdTokens", 0, "--recompute-threshold", "0"),
+        ("spec.router.auth.tenantFrom", "Header", "--tenant-from", "header"),
+        ("spec.router.auth.anonymous", "Allowed", "--anonymous", "reuse"),
+        ("spec.router.handleStore.maxBytes", 2097152, "--handle-cap-bytes", "2097152"),
+        ("spec.router.handleStore.maxEntries", 7, "--handle-cap-entries", "7"),
+        ("spec.router.limits.maxBodyBytes", 2048, "--max-body-bytes", "2048"),
+        ("spec.router.limits.maxInflight", 5, "--max-inflight", "5"),
+        ("spec.router.limits.maxQueue", 0, "--max-queue", "0"),
+        ("spec.router.timeouts.connectSeconds", 3, "--connect-timeout", "3"),
+        ("spec.router.timeouts.prefillSeconds", 31, "--prefill-timeout", "31"),
+        ("spec.router.timeouts.firstByteSeconds", 32, "--first-byte-timeout", "32"),
+        ("spec.router.timeouts.idleSeconds", 33, "--idle-timeout", "33"),
+        ("spec.router.timeouts.drainSeconds", 34, "--drain-timeout", "34"),
+    ],
+)
+def test_field_becomes_flag(path: str, value: Any, flag: str, expected: str) -> None:
+    assert options((path, value))[flag] == [expected]
+
+
+def test_every_engine_is_named_in_order() -> None:
+    argv = render_router(deployment(), "l:1", "a:2", ["http://p0", "http://p1"], ["http://d0"]).argv
+    assert [argv[i + 1] for i, word in enumerate(argv) if word == "--prefill"] == ["http://p0", "http://p1"]
+
+
+@given(st.integers(20, 86400))
+def test_the_router_always_forgets_first(ttl: int) -> None:
+    found = options(("spec.kvTransfer.decoderBlocksTTLSeconds", ttl))
+    [handle], [engine] = found["--handle-ttl"], found["--engine-ttl"]
+    assert 0 < int(handle) <= int(engine) - 10
