@@ -2,8 +2,8 @@
 
 Separate from SSE framing because a whole JSON answer and one event of a stream need the same cut. The member is found
 by its bytes: inside a JSON string a quote is always escaped, so the quoted name, not preceded by a backslash and
-followed by a colon, can only be a key. Only the value behind it is parsed, by the standard library's decoder, which says where a
-value ends and keeps integers of any size.
+followed by a colon, can only be a key. Only the value behind it is parsed, by the standard library's decoder, which
+says where a value ends and keeps integers of any size.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def strip_json(body: bytes) -> tuple[bytes, dict[str, Any] | None]:
     """Cut the handle out of a JSON answer, wherever it stands as a key; an error that quotes it is rewritten.
 
     Raises:
-        ApiError: 502, when the name stands there as a key and what follows cannot be read: better no answer than a leak.
+        ApiError: 502, when the name stands there as a key and its value cannot be read: no answer beats a leak.
     """
     if NAME not in body:
         return body, None

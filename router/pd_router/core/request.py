@@ -94,6 +94,13 @@ class Prepared:
             sent[RETAIN_KEY] = False
         return _encode({**self._body, KV_PARAMS: sent})
 
+    def prompt_digest(self) -> bytes | None:
+        """Digest of all messages as sent; None for completions."""
+        if self._chain is None:
+            return None
+        digest: bytes = self._chain.digest()
+        return digest
+
     def history_with(self, reply: Reply) -> bytes | None:
         """Digest under which this turn can be found once `reply` is part of the history; None for completions."""
         return None if self._chain is None else extend(self._chain, reply)

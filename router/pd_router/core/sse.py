@@ -1,8 +1,8 @@
 """The engine's answer on its way to the client: every byte as it came, except the handle (RP-01, RP-02, RP-05, IS-02).
 
-Decides where an event ends, what is cut out of it, and how the stream ended. Works on bytes: an event is passed on once
-it is whole, without having been parsed, unless it names the handle or no content has come yet. What the stream said
-(reply, usage, ending) is read once, at the end, from the events kept for that purpose.
+Decides where an event ends, what is cut out of it, and how the stream ended. Works on bytes: an event is passed on
+once it is whole, without having been parsed, unless it names the handle or no content has come yet. What the stream
+said (reply, usage, ending) is read once, at the end, from the events kept for that purpose.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class EventTooLarge(Exception):
 class SseFilter:
     """One streamed answer. `feed` and `flush` return the bytes for the client.
 
-    Until `started` is true nothing may reach the client, so that a failing turn can still become a retry or a 5xx;
-    the caller holds the returned bytes back. `error` is the first error event's object, known at once only before the start.
+    Until `started` is true nothing may reach the client, so that a failing turn can still become a retry or a 5xx; the
+    caller holds the returned bytes back. `error` is the error event's object if one came before any content.
     """
 
     __slots__ = (
@@ -129,6 +129,11 @@ class SseFilter:
     def finish_reasons(self) -> tuple[str, ...]:
         """Finish reasons of all choices, in order of arrival."""
         return self._read().finish_reasons
+
+    @property
+    def response_id(self) -> str:
+        """The answer's id, or ""."""
+        return self._read().id
 
     @property
     def done(self) -> bool:

@@ -1,8 +1,8 @@
 """What an answer said: the reply as its client holds it, the ending marks, the usage. Read once, when it is over.
 
 Separate from `sse` because nothing here is on the way of a byte to the client. A stream of tokens is the same
-envelope again and again around a few letters; `_merge_tokens` joins such neighbours as text before anything is parsed, which makes
-reading a long stream cost little more than reading one event.
+envelope again and again around a few letters; `_merge_tokens` joins such neighbours as text before anything is
+parsed, which makes reading a long stream cost little more than reading one event.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _CONTENT_FIELDS: Final = (
 class Transcript:
     """The facts of one answer, streamed or not. `finished`: every choice that was seen has its finish reason."""
 
+    id: str = ""
     done: bool = False
     error: dict[str, Any] | None = None
     usage: dict[str, Any] | None = None
@@ -79,6 +80,8 @@ def read(stream: bytes) -> Transcript:
             out.error = error_of(event)
         if isinstance(event.get("usage"), dict):
             out.usage = event["usage"]
+        if not out.id and isinstance(event.get("id"), str):
+            out.id = event["id"]
         for choice in _choices(event):
             _read_choice(out, choice, choice.get("delta"), finishes)
     _close(out, finishes)
@@ -98,6 +101,8 @@ def parse_answer(body: bytes) -> Transcript:
         out.error = error_of(answer)
     if isinstance(answer.get("usage"), dict):
         out.usage = answer["usage"]
+    if isinstance(answer.get("id"), str):
+        out.id = answer["id"]
     finishes: dict[int, str] = {}
     for choice in _choices(answer):
         _read_choice(out, choice, choice.get("message"), finishes)

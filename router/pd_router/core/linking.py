@@ -1,0 +1,143 @@
+"""Whose turn is this, and under which keys may its conversation's handle lie?
+
+Separate because this is where one tenant is kept from another: a key is a MAC over tenant, scope and id or history, so
+that a handle is found only by the principal that left it, under the same prompt-shaping options (IS-03, IS-04). The id
+is chosen by the client and proves nothing; what a handle found by it may be used for is `policy`'s question.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from pd_wire.names import ID_FIELDS, ID_HEADERS, TENANT_HEADER
+
+if TYPE_CHECKING:
+    from pd_router.core.history import Reply
+    from pd_router.core.request import Prepared
+
+ANONYMOUS: Final = "anonymous"
+HISTORY: Final = "history"
+MIN_SECRET_BYTES: Final = 16
+_MAC_BYTES: Final = 16
+_CREDENTIALS: Final = ("authorization", "x-api-key")
+_RESPONSE: Final = "previous_response_id"
+
+_MARKS: Final[Mapping[str, bytes]] = {HISTORY: b"h"} | {name: b"%d" % place for place, name in enumerate(ID_FIELDS)}
+"""First byte of a key, so that a key says what it was made from without saying what it is."""
+_KINDS: Final[Mapping[bytes, str]] = {mark: kind for kind, mark in _MARKS.items()}
+_FIELD_OF: Final[Mapping[str, str]] = {name: name for name in ID_FIELDS} | {
+    header: header.removeprefix("x-").replace("-", "_") for header in ID_HEADERS
+}
+"""A header names the same conversation as the body field that it is called after."""
+
+
+class Keyring:
+    """Makes store keys with one secret; keys of two secrets never meet.
+
+    Args:
+        secret: random bytes, the same for all replicas that share a store.
+
+    Raises:
+        ValueError: a secret shorter than `MIN_SECRET_BYTES`.
+    """
+
+    __slots__ = ("_mac",)
+
+    def __init__(self, secret: bytes) -> None:
+        if len(secret) < MIN_SECRET_BYTES:
+            raise ValueError(f"the key secret must have at least {MIN_SECRET_BYTES} bytes, got {len(secret)}")
+        self._mac = hmac.new(secret, b"pd-key-1", hashlib.sha256)
+
+    def key(self, tenant: str, scope: bytes, kind: str, value: bytes | str) -> bytes:
+        """One store key. `kind` is `HISTORY` or a field of `ID_FIELDS`."""
+        return _finish(self._begin(tenant, scope), kind, value)
+
+    def lookup_keys(self, tenant: str, prepared: Prepared) -> tuple[bytes, ...]:
+        """Keys under which the previous turn may lie: its history, longest first, then the ids, most trusted first.
+
+        History comes first because it is evidence and an id is a hint. Empty exactly when the turn can neither use a
+        handle nor leave one: the prompt itself is always among the keys of a chat, so that a first turn has one.
+        """
+        if prepared.link_fault is not None:
+            return ()
+        base = self._begin(tenant, prepared.scope)
+        prompt = prepared.prompt_digest()
+        digests = prepared.history if prompt is None else dict.fromkeys((prompt, *prepared.history))
+        return (*[_finish(base, HISTORY, digest) for digest in digests], *_id_keys(base, prepared))
+
+    def store_keys(
+        self, tenant: str, prepared: Prepared, reply: Reply | None, response_id: str | None = None
+    ) -> tuple[bytes, ...]:
+        """Keys under which the next turn will look for the handle that this one left.
+
+        Args:
+            reply: what the client will echo; None when it is not known, then only ids lead here.
+            response_id: of the answer; a client may name it as `previous_response_id`.
+        """
+        if prepared.link_fault is not None:
+            return ()
+        base = self._begin(tenant, prepared.scope)
+        keys = _id_keys(base, prepared)
+        digest = prepared.history_with(reply) if reply is not None else None
+        if digest is not None:
+            keys.insert(0, _finish(base, HISTORY, digest))
+        if response_id:
+            keys.append(_finish(base, _RESPONSE, response_id))
+        return tuple(keys)
+
+    def _begin(self, tenant: str, scope: bytes) -> Any:
+        mac = self._mac.copy()
+        name = tenant.encode("utf-8", "surrogateescape")
+        mac.update(b"%d:%b%d:%b" % (len(name), name, len(scope), scope))
+        return mac
+
+
+def kind_of(key: bytes) -> str:
+    """What a key was made from: `HISTORY` or an id field."""
+    return _KINDS[key[:1]]
+
+
+def is_id_key(key: bytes) -> bool:
+    """Whether a key stays the same from turn to turn of a conversation."""
+    return key[:1] != b"h"
+
+
+def tenant_of(headers: Mapping[str, str], mode: str, anonymous: bool) -> str | None:
+    """The principal of a request, or None when it has none and may have no reuse.
+
+    Args:
+        headers: lower-case names.
+        mode: `authorization` = each credential is a tenant; `header` = a trusted gateway names it.
+        anonymous: whether requests without a principal share one tenant.
+    """
+    if mode == "header":
+        name = headers.get(TENANT_HEADER, "").strip()
+        if name:
+            return "name:" + name
+    else:
+        for header in _CREDENTIALS:
+            value = headers.get(header, "").strip()
+            scheme, _, token = value.partition(" ")
+            if scheme.lower() == "bearer":
+                value = token.strip()
+            if value:
+                # The credential itself is not kept.
+                return "key:" + hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()
+    return ANONYMOUS if anonymous else None
+
+
+def _id_keys(base: Any, prepared: Prepared) -> list[bytes]:
+    keys = [_finish(base, _FIELD_OF[source], value) for source, value in prepared.ids]
+    return keys if len(keys) < 2 else list(dict.fromkeys(keys))
+
+
+def _finish(base: Any, kind: str, value: bytes | str) -> bytes:
+    mark = _MARKS[kind]
+    mac = base.copy()
+    mac.update(mark)
+    mac.update(value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value)
+    tag: bytes = mac.digest()
+    return mark + tag[:_MAC_BYTES]

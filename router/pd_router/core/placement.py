@@ -1,0 +1,156 @@
+"""Which engines serve a turn: a choice over a frozen picture of the fleet, returned with its reasons.
+
+Separate from the fleet itself: filter, order, pick, all on values, so that every choice can be repeated in a test and
+explained afterwards. Loads are leases that a turn opens and closes, so that no path can count up without counting down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine at one moment. `incarnation` changes with its process; engines pair within a `generation`."""
+
+    key: str
+    url: str
+    role: str
+    generation: str
+    incarnation: str
+    ready: bool
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The engine, or None; the reason; and each engine that was passed over with its reason."""
+
+    engine: Engine | None
+    reason: str
+    rejected: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(slots=True)
+class _Load:
+    turns: int = 0
+    tokens: int = 0
+    opened: int = 0
+    """Serial number of the newest lease: among equals the one that waited longest is next."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """One turn's share of an engine's load. Closing twice is harmless."""
+
+    _load: _Load
+    _tokens: int
+    _open: bool = True
+
+    def close(self) -> None:
+        """Give the share back."""
+        if self._open:
+            self._open = False
+            self._load.turns -= 1
+            self._load.tokens -= self._tokens
+
+
+@dataclass(slots=True)
+class Loads:
+    """Outstanding turns and prefill tokens per engine key."""
+
+    _loads: dict[str, _Load] = field(default_factory=dict)
+    _serial: int = 0
+
+    def open(self, key: str, tokens: int = 0) -> Lease:
+        """A turn goes to the engine; `tokens` is the prompt it still has to compute there."""
+        load = self._loads.get(key)
+        if load is None:
+            load = self._loads[key] = _Load()
+        self._serial += 1
+        load.turns += 1
+        load.tokens += tokens
+        load.opened = self._serial
+        return Lease(load, tokens)
+
+    def turns(self, key: str) -> int:
+        """Turns that are on the engine now."""
+        load = self._loads.get(key)
+        return load.turns if load is not None else 0
+
+    def tokens(self, key: str) -> int:
+        """Prompt tokens that the engine was asked to prefill and has not answered for."""
+        load = self._loads.get(key)
+        return load.tokens if load is not None else 0
+
+    def opened(self, key: str) -> int:
+        """Serial number of the last turn that went there; 0 for none."""
+        load = self._loads.get(key)
+        return load.opened if load is not None else 0
+
+    def forget(self, key: str) -> None:
+        """The engine left the fleet; leases still open on it stay harmless."""
+        self._loads.pop(key, None)
+
+
+def choose_decode(
+    engines: Sequence[Engine],
+    loads: Loads,
+    holder: str | None,
+    bound: int,
+    generations: frozenset[str] | None = None,
+) -> Choice:
+    """The holder, unless it is too busy; then the least loaded engine of its generation; without a holder the least
+    loaded of all.
+
+    Args:
+        holder: key of the engine that has the conversation's blocks.
+        bound: turns that the holder may have more than the least loaded engine; its prefix cache is worth that wait.
+        generations: those for which a prefill engine is ready; None to pair with any.
+    """
+    fit, rejected = _filter(engines, None)
+    if generations is not None:
+        rejected += [
+            (engine.key, "no prefill engine of its generation")
+            for engine in fit
+            if engine.generation not in generations
+        ]
+        fit = [engine for engine in fit if engine.generation in generations]
+    mine = next((engine for engine in fit if engine.key == holder), None)
+    if mine is not None:
+        # P must be of the generation of the D that the handle came from, and this D of P's.
+        rejected += [(engine.key, "other generation") for engine in fit if engine.generation != mine.generation]
+        fit = [engine for engine in fit if engine.generation == mine.generation]
+    if not fit:
+        return Choice(None, "no decode engine is ready", tuple(rejected))
+    least = min(fit, key=lambda engine: (loads.turns(engine.key), loads.opened(engine.key)))
+    if mine is not None:
+        if loads.turns(mine.key) - loads.turns(least.key) <= bound:
+            return Choice(mine, "holder", tuple(rejected))
+        return Choice(least, "holder too busy", (*rejected, (mine.key, "too busy")))
+    return Choice(least, "holder not available" if holder else "least loaded", tuple(rejected))
+
+
+def choose_prefill(engines: Sequence[Engine], loads: Loads, generation: str) -> Choice:
+    """The ready engine of `generation` with the fewest outstanding prompt tokens."""
+    fit, rejected = _filter(engines, generation)
+    if not fit:
+        return Choice(None, "no prefill engine of the generation is ready", tuple(rejected))
+    least = min(fit, key=lambda engine: (loads.tokens(engine.key), loads.turns(engine.key), loads.opened(engine.key)))
+    return Choice(least, "least outstanding tokens", tuple(rejected))
+
+
+def _filter(engines: Sequence[Engine], generation: str | None) -> tuple[list[Engine], list[tuple[str, str]]]:
+    fit: list[Engine] = []
+    rejected: list[tuple[str, str]] = []
+    for engine in engines:
+        if not engine.ready:
+            rejected.append((engine.key, "not ready"))
+        elif engine.draining:
+            rejected.append((engine.key, "draining"))
+        elif generation is not None and engine.generation != generation:
+            rejected.append((engine.key, "other generation"))
+        else:
+            fit.append(engine)
+    return fit, rejected
