@@ -1,0 +1,50 @@
+"""`--set spec.path=value`: change single fields of a raw PDDeployment before it is read.
+
+Works on the raw object, so that a wrong field or value gets the same words as one in the file.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+
+class OverrideError(ValueError):
+    """A `--set` that can't be applied; the message quotes it."""
+
+
+def apply_overrides(document: Any, settings: Sequence[str]) -> Any:
+    """A copy of ``document`` with every ``path=value`` applied in order. Values are YAML; an empty one unsets.
+
+    Raises:
+        OverrideError: no "=", an empty path, a value that isn't YAML, or a path that leads through a plain value.
+    """
+    changed = copy.deepcopy(document)
+    for setting in settings:
+        path, separator, text = setting.partition("=")
+        keys = path.strip().split(".")
+        if not separator or not all(keys):
+            raise OverrideError(f"--set {setting}: must be PATH=VALUE, for example spec.decode.replicas=2")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise OverrideError(f"--set {setting}: the value is not YAML") from error
+        _put(changed, keys, value, setting)
+    return changed
+
+
+def _put(node: Any, keys: list[str], value: Any, setting: str) -> None:
+    for depth, key in enumerate(keys[:-1]):
+        if not isinstance(node, dict):
+            raise OverrideError(f"--set {setting}: {'.'.join(keys[:depth]) or 'the document'} is not an object")
+        if not isinstance(node.get(key), Mapping | list):
+            if node.get(key) is not None:
+                raise OverrideError(f"--set {setting}: {'.'.join(keys[: depth + 1])} is not an object")
+            node[key] = {}
+        node = node[key]
+    if not isinstance(node, dict):
+        raise OverrideError(f"--set {setting}: {'.'.join(keys[:-1]) or 'the document'} is not an object")
+    node[keys[-1]] = value

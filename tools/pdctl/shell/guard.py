@@ -1,0 +1,124 @@
+"""A small process between pdctl and one engine or router: when pdctl is gone, so is everything below.
+
+Run as a script by path, with the standard library only: `python guard.py FD COMMAND...`. FD is one end of a socket
+pair. The guard reports on it (`started PID`, then `exited RETURNCODE`) and takes orders from it (`leader SIGNUM`,
+`group SIGNUM`). End of file means that pdctl died or let go: kill everything and leave.
+
+A parent-death signal alone is not enough: it reaches the direct child only, and vLLM's worker processes would survive,
+holding memory and ports. The guard is a child subreaper, so every orphaned descendant becomes its own child, whatever
+session or group it moved to, and it leaves only when none is left. The command also gets a parent-death signal, in case
+the guard itself is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+CLEAN_UP_SECONDS = 20.0
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command until it ends or the other side of the socket goes away."""
+    control = socket.socket(fileno=int(arguments[0]))
+    _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        child = subprocess.Popen(arguments[1:], start_new_session=True, preexec_fn=_die_with_guard)
+    except OSError as error:
+        print(f"{arguments[1]}: error: cannot be started: {error.strerror}", file=sys.stderr, flush=True)
+        _tell(control, "exited 127\n")
+        return 1
+    try:
+        _tell(control, f"started {child.pid}\n")
+        _serve(control, child)
+    finally:
+        kill_descendants()
+    if child.returncode is not None:
+        _tell(control, f"exited {child.returncode}\n")
+    return 0
+
+
+def _serve(control: socket.socket, child: subprocess.Popen[bytes]) -> None:
+    """Carry out orders until the command has ended or nobody gives orders any more."""
+    ended = os.pidfd_open(child.pid)
+    watched: list[int] = [control.fileno(), ended]
+    pending = b""
+    while True:
+        ready, _, _ = select.select(watched, [], [])
+        if ended in ready:
+            child.wait()
+            return
+        try:
+            received = control.recv(4096)
+        except ConnectionResetError:
+            received = b""
+        if not received:
+            return
+        *orders, pending = (pending + received).split(b"\n")
+        for order in orders:
+            whom, number = order.decode("ascii").split()
+            with contextlib.suppress(ProcessLookupError):
+                (os.killpg if whom == "group" else os.kill)(child.pid, int(number))
+
+
+def kill_descendants() -> None:
+    """SIGKILL everything below this process, again and again until nothing is left."""
+    deadline = time.monotonic() + CLEAN_UP_SECONDS
+    while time.monotonic() < deadline:
+        for pid in _descendants():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.01)
+
+
+def _descendants() -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", encoding="ascii", errors="replace") as file:
+                # The command name stands in brackets and may hold anything, so fields are counted from its end.
+                fields = file.read().rpartition(")")[2].split()
+        except OSError:
+            continue
+        children.setdefault(int(fields[1]), []).append(int(entry))
+    found, todo = [], [os.getpid()]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def _die_with_guard() -> None:
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _leave(_number: int, _frame: object) -> None:
+    raise SystemExit(1)
+
+
+def _tell(control: socket.socket, text: str) -> None:
+    with contextlib.suppress(OSError):
+        control.sendall(text.encode("ascii"))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
