@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pd_router.core.breaker import Breaker
-from pd_router.core.placement import Engine
+from pd_router.core.placement import Engine, Loads
 from pd_router.shell.metrics import Metrics
 from pd_router.shell.upstream import Address
 from pd_wire.names import ROLE_DECODE
@@ -34,8 +34,6 @@ class Member:
     incarnation: int = 0
     peers: set[str] = field(default_factory=set)
     breaker: Breaker = field(default_factory=Breaker)
-    turns: int = 0
-    prefill_tokens: int = 0
 
 
 class Fleet:
@@ -112,7 +110,7 @@ class Fleet:
         if peer:
             self._members[key].peers.add(peer)
 
-    def describe(self) -> list[dict[str, Any]]:
+    def describe(self, loads: Loads) -> list[dict[str, Any]]:
         """For `/debug/fleet`."""
         return [
             {
@@ -121,8 +119,8 @@ class Fleet:
                 "ready": member.ready,
                 "incarnation": member.incarnation,
                 "generation": member.generation,
-                "turns": member.turns,
-                "prefill_tokens": member.prefill_tokens,
+                "turns": loads.turns(member.key),
+                "prefill_tokens": loads.tokens(member.key),
                 "failures": member.breaker.failures,
             }
             for member in self._members.values()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 import signal
 import sys
 import time
@@ -45,9 +46,9 @@ class Router:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        # One clock for arrival times, deadlines and handle ages: uvloop's is CLOCK_MONOTONIC, cached per iteration.
+        # One clock for arrival times, deadlines and handle ages. The loop counts from the same zero, in whole ms.
         self._loop = asyncio.get_running_loop()
-        now = self._loop.time
+        now = time.monotonic
         metrics = Metrics()
         pool = EnginePool(settings.timeouts.connect)
         reuse = settings.reuse
@@ -62,21 +63,23 @@ class Router:
             pool=pool,
             fleet=fleet,
             store=store,
-            keyring=Keyring.random(),
+            keyring=Keyring(secrets.token_bytes(32)),
             admission=Admission(limits.max_inflight, limits.max_queue, settings.timeouts.queue, metrics),
             loads=Loads(),
             nudge=self.discovery.nudge,
         )
         metrics.register(StoreCollector(store, now))
         self.state = ServerState(self._handle, limits.max_body_bytes)
-        self.admin = Admin(settings.admin, metrics.registry, self.context.decisions, self.why_not_ready, fleet.describe)
+        self.admin = Admin(
+            settings.admin, metrics.registry, self.context.decisions, self.why_not_ready, self._describe_fleet
+        )
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[int, int]:
         """Listen. Returns the ports of the data plane and of the admin server. Raises OSError when one is taken."""
         self._server = await self._loop.create_server(
-            lambda: ClientConnection(self.state, self._loop.time),
+            lambda: ClientConnection(self.state, time.monotonic),
             self.settings.listen.host,
             self.settings.listen.port,
             backlog=BACKLOG,
@@ -122,6 +125,9 @@ class Router:
             if not any(engine.ready for engine in self.context.fleet.snapshot(role, now)):
                 return f"no {role} engine is ready"
         return None
+
+    def _describe_fleet(self) -> list[dict[str, Any]]:
+        return self.context.fleet.describe(self.context.loads)
 
     def _engine_gone(self, member: Member) -> None:
         self.context.pool.fail_waiting(member.address, Failure.LOST)
@@ -210,4 +216,5 @@ def run(settings: Settings, log_level: str) -> int:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines())
     logging.basicConfig(level=log_level.upper(), handlers=[handler], force=True)
-    return uvloop.run(serve(settings))
+    code: int = uvloop.run(serve(settings))
+    return code

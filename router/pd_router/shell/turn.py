@@ -15,7 +15,7 @@ from pd_router.core.errors import ApiError, error_event
 from pd_router.core.fields import Api
 from pd_router.core.history import Reply
 from pd_router.core.placement import Engine, choose_decode, choose_prefill
-from pd_router.core.policy import Decision, Drop, decide, judge_handle
+from pd_router.core.policy import Decision, Drop, NotStored, decide, judge_handle
 from pd_router.core.request import Prepared, prepare
 from pd_router.core.store import Entry
 from pd_router.shell.client import Request, Responder
@@ -132,10 +132,9 @@ class Turn:
         """Take the handle, if there is one that may be used now."""
         context = self._context
         now = context.now()
-        entry = context.store.take(self._keys, now)
         decision = decide(
             prepared,
-            entry,
+            context.store.take(self._keys, now),
             now=now,
             engines=context.fleet.snapshot(ROLE_DECODE, now),
             hosts=context.hosts(),
@@ -156,7 +155,7 @@ class Turn:
         fault = judge_handle(handle, context.hosts())
         if fault is not None or handle is None:
             context.store.forget(self._keys)
-            self._record.not_stored(fault or "no_handle")
+            self._record.not_stored(fault or NotStored.NO_HANDLE)
             return
         now = context.now()
         entry = Entry.of(
@@ -182,9 +181,10 @@ class Turn:
             context.loads,
             holder,
             context.settings.limits.decode_overload,
+            self._prefill_generations(now) if prepared.two_legs else None,
         )
         if chosen.engine is None:
-            raise self._no_engine(ROLE_DECODE)
+            raise self._no_engine(ROLE_DECODE if not self._any_ready(ROLE_DECODE, now) else ROLE_PREFILL)
         decode = context.member(chosen.engine.key)
         self._record.fields["decode"] = decode.key
         self._record.fields["decode_reason"] = chosen.reason
@@ -199,6 +199,12 @@ class Turn:
             await self._decode(prepared, prefilled, decode)
         finally:
             place.close()
+
+    def _prefill_generations(self, now: float) -> frozenset[str]:
+        """Generations that a prefill engine is ready for: a decode engine of any other could not be paired (EL-07)."""
+        return frozenset(
+            engine.generation for engine in self._context.fleet.snapshot(ROLE_PREFILL, now) if engine.ready
+        )
 
     def _choose_prefill(self, prepared: Prepared, generation: str) -> Member:
         context = self._context
@@ -215,8 +221,9 @@ class Turn:
         handle = decision.entry.handle if decision.attach and decision.entry is not None else None
         body = prepared.prefill_body(handle)
         head = request_head(self._request.path, member, self._request.headers, self._request_id, len(body))
-        if handle is not None:
+        if decision.entry is not None and decision.attach:
             self._record.attached(decision.linked_by)
+            context.store.spent(decision.entry)
         started = context.now()
         work = context.loads.open(member.key, prepared.prompt_tokens_estimate)
         member.breaker.sent(started)
@@ -300,6 +307,9 @@ class Turn:
         """Leave out engines that failed this turn, unless there are no others."""
         rest = tuple(engine for engine in engines if engine.key not in self._avoid)
         return rest if any(engine.ready for engine in rest) else engines
+
+    def _any_ready(self, role: str, now: float) -> bool:
+        return any(engine.ready for engine in self._context.fleet.snapshot(role, now))
 
     def _blame(self, member: Member, failure: LegFailed) -> None:
         """Count a failed leg against its engine, and look at the engine at once when it could not be reached."""
