@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pd_operator.core.choices import Anonymous, Switch, TenantFrom
+from pd_operator.core.generation import generation
 from pd_operator.core.model import PDDeployment
 
 TENANT_WORDS: Final = {TenantFrom.AUTHORIZATION: "authorization", TenantFrom.HEADER: "header"}
@@ -49,6 +50,7 @@ def render_router(
         "--handle-ttl": transfer.handle_ttl_seconds,
         "--engine-ttl": transfer.decoder_blocks_ttl_seconds,
         "--recompute-threshold": transfer.recompute_threshold_tokens,
+        "--generation": generation(deployment),
         "--tenant-from": TENANT_WORDS[router.auth.tenant_from],
         "--anonymous": ANONYMOUS_WORDS[router.auth.anonymous],
         "--handle-cap-bytes": router.handle_store.max_bytes,
@@ -56,10 +58,13 @@ def render_router(
         "--max-body-bytes": router.limits.max_body_bytes,
         "--max-inflight": router.limits.max_inflight,
         "--max-queue": router.limits.max_queue,
+        "--queue-timeout": router.timeouts.queue_seconds,
         "--connect-timeout": router.timeouts.connect_seconds,
         "--prefill-timeout": router.timeouts.prefill_seconds,
+        "--pull-timeout": router.timeouts.pull_seconds,
         "--first-byte-timeout": router.timeouts.first_byte_seconds,
         "--idle-timeout": router.timeouts.idle_seconds,
+        "--answer-timeout": router.timeouts.answer_seconds,
         "--drain-timeout": router.timeouts.drain_seconds,
     }
     for flag, value in options.items():

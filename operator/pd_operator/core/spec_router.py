@@ -71,16 +71,26 @@ class RouterLimits(SpecModel):
 class RouterTimeouts(SpecModel):
     """Deadlines in whole seconds. Each leg has its own, because a dead peer may stay silent."""
 
+    queue_seconds: Seconds = Field(
+        default=30, description="Waiting for a place when maxInflight is reached; then a 429 with Retry-After."
+    )
     connect_seconds: Seconds = Field(default=2, description="Opening a connection to an engine.")
     prefill_seconds: Seconds = Field(
-        default=60, description="The whole prefill leg, from sending it to P's answer, waiting inside P included."
+        default=600,
+        description="The whole prefill leg, from sending it to P's answer, waiting inside P included.",
+    )
+    pull_seconds: Seconds = Field(
+        default=30,
+        description="The same for a prefill with a handle; then it is tried once more without. Short, because a read "
+        "from a dead D may hang without a sign. Never more than prefillSeconds.",
     )
     first_byte_seconds: Seconds = Field(
         default=60, description="Decode leg, from sending it to the first byte of the answer."
     )
-    idle_seconds: Seconds = Field(default=60, description="Decode leg, between two pieces of the answer.")
+    idle_seconds: Seconds = Field(default=120, description="Decode leg, between two pieces of a stream.")
+    answer_seconds: Seconds = Field(default=1800, description="Decode leg, the whole answer when it is not streamed.")
     drain_seconds: Seconds = Field(
-        default=60, description="After SIGTERM, how long running requests may finish before they are cut."
+        default=120, description="After SIGTERM, how long running requests may finish before they are cut."
     )
 
 

@@ -220,7 +220,7 @@ def outcome(raw: Any) -> PDDeployment | SpecError:
 
 
 @given(anything)
-@settings(max_examples=200)
+@settings(deadline=None, max_examples=200)
 def test_any_value_is_read_or_refused(value: Any) -> None:
     result = outcome(value)
     assert isinstance(result, PDDeployment) or result.problems
@@ -229,7 +229,7 @@ def test_any_value_is_read_or_refused(value: Any) -> None:
 @given(
     st.sampled_from(["metadata", "spec", "spec.model", "spec.engine", "spec.prefill", "spec.router"]), keys, anything
 )
-@settings(max_examples=300)
+@settings(deadline=None, max_examples=300)
 def test_any_edit_is_read_or_refused(path: str, key: str, value: Any) -> None:
     result = outcome(edited(smallest(), (f"{path}.{key}", value)))
     if isinstance(result, SpecError):

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pd_operator.core.choices import Role
@@ -244,6 +244,7 @@ seconds = st.integers(20, 86400)
     threshold=st.integers(0, 1_000_000),
     prefill_cache=st.booleans(),
 )
+@settings(deadline=None)
 def test_roles_agree_on_everything_but_the_kv_role(
     profile: str, bidirectional: str, connector: str, ttl: int, threshold: int, prefill_cache: bool
 ) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pd_operator.core.generation import generation
 from pd_operator.core.render_router import render_router
 from support.pddeployments import deployment, flag_table
 
@@ -36,15 +37,19 @@ DEFAULTS = [
     ("--max-inflight", "1024"),
     ("--max-queue", "1024"),
     ("--connect-timeout", "2"),
-    ("--prefill-timeout", "60"),
+    ("--queue-timeout", "30"),
+    ("--prefill-timeout", "600"),
+    ("--pull-timeout", "30"),
     ("--first-byte-timeout", "60"),
-    ("--idle-timeout", "60"),
-    ("--drain-timeout", "60"),
+    ("--idle-timeout", "120"),
+    ("--answer-timeout", "1800"),
+    ("--drain-timeout", "120"),
 ]
 
 
 def test_defaults_are_these_and_no_others() -> None:
-    assert options() == {flag: [value] for flag, value in DEFAULTS}
+    expected = {flag: [value] for flag, value in DEFAULTS}
+    assert options() == expected | {"--generation": [generation(deployment())]}
 
 
 @pytest.mark.parametrize(
@@ -67,6 +72,9 @@ def test_defaults_are_these_and_no_others() -> None:
         ("spec.router.timeouts.prefillSeconds", 31, "--prefill-timeout", "31"),
         ("spec.router.timeouts.firstByteSeconds", 32, "--first-byte-timeout", "32"),
         ("spec.router.timeouts.idleSeconds", 33, "--idle-timeout", "33"),
+        ("spec.router.timeouts.queueSeconds", 29, "--queue-timeout", "29"),
+        ("spec.router.timeouts.pullSeconds", 35, "--pull-timeout", "35"),
+        ("spec.router.timeouts.answerSeconds", 36, "--answer-timeout", "36"),
         ("spec.router.timeouts.drainSeconds", 34, "--drain-timeout", "34"),
     ],
 )
@@ -80,6 +88,7 @@ def test_every_engine_is_named_in_order() -> None:
 
 
 @given(st.integers(20, 86400))
+@settings(deadline=None)
 def test_the_router_always_forgets_first(ttl: int) -> None:
     found = options(("spec.kvTransfer.decoderBlocksTTLSeconds", ttl))
     [handle], [engine] = found["--handle-ttl"], found["--engine-ttl"]

@@ -32,7 +32,7 @@ _FLAG: Final = re.compile(r"^-(-|[A-Za-z])")
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class PrintedCommand:
     """One process. Values may hold marked variables; `render_shell` and `render_json` resolve them."""
 
     name: str
@@ -42,13 +42,13 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class _Engine:
-    command: Command
+    command: PrintedCommand
     url: str
 
 
 def render_shell(deployment: PDDeployment) -> str:
     """Commands for bash: variables first, one flag per line, every value quoted."""
-    commands = plan_commands(deployment)
+    commands = printed_commands(deployment)
     parts = [_header(deployment, commands)]
     parts += [f"# --- {command.name} ---\n{_shell_command(command)}" for command in commands]
     return "\n\n".join(parts) + "\n"
@@ -56,7 +56,7 @@ def render_shell(deployment: PDDeployment) -> str:
 
 def render_json(deployment: PDDeployment) -> str:
     """The same commands as one JSON object; a host that is not known stands as ${NAME}."""
-    commands = plan_commands(deployment)
+    commands = printed_commands(deployment)
     value = {
         "name": deployment.metadata.name,
         "generation": generation(deployment),
@@ -72,7 +72,7 @@ def render_json(deployment: PDDeployment) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
-def plan_commands(deployment: PDDeployment) -> list[Command]:
+def printed_commands(deployment: PDDeployment) -> list[PrintedCommand]:
     """All engines, prefill first, then one router that knows them."""
     prefill = _engines(deployment, Role.PREFILL, side_channel_from=0)
     decode = _engines(deployment, Role.DECODE, side_channel_from=len(prefill))
@@ -84,7 +84,7 @@ def plan_commands(deployment: PDDeployment) -> list[Command]:
         prefill_urls=[engine.url for engine in prefill],
         decode_urls=[engine.url for engine in decode],
     )
-    router = Command(names.router_name(deployment), process.argv, process.env)
+    router = PrintedCommand(names.router_name(deployment), process.argv, process.env)
     return [*(engine.command for engine in (*prefill, *decode)), router]
 
 
@@ -102,12 +102,12 @@ def _engines(deployment: PDDeployment, role: Role, side_channel_from: int) -> li
             bind, reach = ANY_ADDRESS, f"{_MARK}{variable}{_MARK}"
             port, side_channel = first_port, profile.ports.side_channel
         process = render_engine(deployment, role, EngineEndpoint(bind, port, reach, side_channel))
-        command = Command(names.engine_name(deployment, role, index), process.argv, process.env)
+        command = PrintedCommand(names.engine_name(deployment, role, index), process.argv, process.env)
         engines.append(_Engine(command, f"http://{reach}:{port}"))
     return engines
 
 
-def _header(deployment: PDDeployment, commands: Sequence[Command]) -> str:
+def _header(deployment: PDDeployment, commands: Sequence[PrintedCommand]) -> str:
     lines = [f"# PDDeployment {deployment.metadata.name}, generation {generation(deployment)}"]
     hosts = sorted({host for command in commands for host in _MARKED.findall("".join(_texts(command)))}, reverse=True)
     if hosts:
@@ -123,11 +123,11 @@ def _header(deployment: PDDeployment, commands: Sequence[Command]) -> str:
     return "\n".join(lines)
 
 
-def _texts(command: Command) -> list[str]:
+def _texts(command: PrintedCommand) -> list[str]:
     return [*command.argv, *command.env.values()]
 
 
-def _shell_command(command: Command) -> str:
+def _shell_command(command: PrintedCommand) -> str:
     lines = [f"{name}={_quoted(value)}" for name, value in sorted(command.env.items())]
     head, *flags = _lines_of(command.argv)
     lines += [head, *(f"  {flag}" for flag in flags)]
