@@ -37,6 +37,7 @@ _ENGINE: Final = Path(__file__).with_name("canned_engine.py")
 MODES: Final = {"token by token": 1.0, "burst": 0.0}
 """Milliseconds between two tokens."""
 _SETTLE_S: Final = 0.3
+_PRIME_LIMIT_S: Final = 180.0
 _RETRIES: Final = 2
 
 
@@ -130,12 +131,15 @@ def _running(
 def _prime(runner: Runner, load: Load) -> None:
     """Give every conversation a first turn, so that the measured ones are follow-up turns."""
     set_up_engines(runner.place, 0.0)
-    turns = 0
+    turns, deadline = 0, time.monotonic() + _PRIME_LIMIT_S
     while turns < load.shape.conversations + 2 * load.shape.connections:
-        outcome = load.run(runner.place.url, 1)
-        if outcome.faults or not outcome.turns:
-            raise PerfError(f"{runner.contender.title} failed under load: {outcome}; see {runner.router.log}")
+        outcome = load.run(runner.place.url, 2)
         turns += outcome.turns
+        if outcome.faults or time.monotonic() > deadline:
+            raise PerfError(
+                f"{runner.contender.title} finished {turns} turns while it was warmed up, faults: {outcome.faults};"
+                f" see {runner.router.log}"
+            )
 
 
 def _measure(runners: Sequence[Runner], load: Load, router_core: int, options: argparse.Namespace) -> Iterator[Sample]:
