@@ -2,13 +2,13 @@
 
 Separate from SSE framing because a whole JSON answer and one event of a stream need the same cut. The member is found
 by its bytes: inside a JSON string a quote is always escaped, so the quoted name, not preceded by a backslash and
-followed by a colon, can only be a key. Only the value behind it is parsed, by the standard library's decoder, which
-says where a value ends and keeps integers of any size.
+followed by a colon, can only be a key. Only the value behind it is parsed.
 """
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,15 +29,23 @@ _WITHHELD: Final = "The engine refused the request; its message is withheld beca
 Span = tuple[int, int]
 
 
+class Handle(dict[str, Any]):
+    """A handle as an engine wrote it. `raw` is its JSON text, to be sent on as it is; the items are to look at, and an
+    integer beyond 64 bits among them may have become a float."""
+
+    __slots__ = ("raw",)
+    raw: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
     """An answer without its handle. `handle` is the last one that was an object, or None."""
 
     rest: bytes
-    handle: dict[str, Any] | None
+    handle: Handle | None
 
 
-def strip_json(body: bytes) -> tuple[bytes, dict[str, Any] | None]:
+def strip_json(body: bytes) -> tuple[bytes, Handle | None]:
     """Cut the handle out of a JSON answer, wherever it stands as a key; an error that quotes it is rewritten.
 
     Raises:
@@ -54,8 +62,11 @@ def strip_json(body: bytes) -> tuple[bytes, dict[str, Any] | None]:
 
 def cut_event(event: bytes) -> Cut | None:
     """Cut the handle out of one SSE event, also out of JSON spread over several `data:` lines; None if unreadable."""
-    lines = data_lines(event)
-    payload = b"\n".join([event[start:end] for start, end in lines])
+    if event.startswith(b"data: ") and event.count(b"\n") == 2 and event.endswith(b"\n\n"):
+        lines, payload = [(6, len(event) - 2)], event[6:-2]
+    else:
+        lines = data_lines(event)
+        payload = b"\n".join([event[start:end] for start, end in lines])
     found = find_members(payload)
     if found is None:
         return None
@@ -66,10 +77,10 @@ def cut_event(event: bytes) -> Cut | None:
     return Cut(rest, handle)
 
 
-def find_members(text: bytes) -> tuple[list[Span], dict[str, Any] | None] | None:
+def find_members(text: bytes) -> tuple[list[Span], Handle | None] | None:
     """Byte ranges to cut from JSON `text`, each with the comma that goes with it; None if a value cannot be read."""
     spans: list[Span] = []
-    handle: dict[str, Any] | None = None
+    handle: Handle | None = None
     at = text.find(_KEY)
     while at >= 0:
         colon = _skip(text, at + len(_KEY))
@@ -77,17 +88,30 @@ def find_members(text: bytes) -> tuple[list[Span], dict[str, Any] | None] | None
             at = text.find(_KEY, at + 1)
             continue
         value = _skip(text, colon + 1)
-        try:
-            rest = text[value:].decode()
-            parsed, length = _decode_value(rest)
-        except (ValueError, RecursionError):
+        read = _read_value(text, value)
+        if read is None:
             return None
-        end = value + (length if rest.isascii() else len(rest[:length].encode()))
+        parsed, end = read
         if type(parsed) is dict:
-            handle = parsed
+            handle = Handle(parsed)
+            handle.raw = text[value:end]
         spans.append(_with_comma(text, at, end, spans[-1][1] if spans else 0))
         at = text.find(_KEY, end)
     return spans, handle
+
+
+def _read_value(text: bytes, start: int) -> tuple[Any, int] | None:
+    """The JSON value that begins at `start` and where it ends, or None."""
+    if text.endswith(b"}"):
+        with suppress(orjson.JSONDecodeError):
+            # The last member, as engines write it: the value is all that is left of the object.
+            return orjson.loads(text[start:-1]), len(text) - 1
+    try:
+        rest = text[start:].decode()
+        parsed, length = _decode_value(rest)
+    except (ValueError, RecursionError):
+        return None
+    return parsed, start + (length if rest.isascii() else len(rest[:length].encode()))
 
 
 def data_lines(event: bytes) -> list[Span]:

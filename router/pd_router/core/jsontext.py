@@ -28,10 +28,18 @@ def encode(value: Any, *, sort: bool = False) -> bytes:
 
 def _encode_slowly(value: Any, sort: bool) -> bytes:
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=sort)
+        text = json.dumps(
+            value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=sort, default=_read_fragment
+        )
         return text.encode()
     except (RecursionError, TypeError) as error:
         raise ValueError("nested too deeply") from error
+
+
+def _read_fragment(value: Any) -> Any:
+    if isinstance(value, orjson.Fragment):
+        return json.loads(value.contents)
+    raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 def lost_integers(encoded: bytes) -> bool:

@@ -8,9 +8,8 @@ is chosen by the client and proves nothing; what a handle found by it may be use
 from __future__ import annotations
 
 import hashlib
-import hmac
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pd_wire.names import ID_FIELDS, ID_HEADERS, TENANT_HEADER
 
@@ -35,7 +34,7 @@ _FIELD_OF: Final[Mapping[str, str]] = {name: name for name in ID_FIELDS} | {
 
 
 class Keyring:
-    """Makes store keys with one secret; keys of two secrets never meet.
+    """Makes store keys with one secret; keys of two secrets never meet. The MAC is keyed BLAKE2b (RFC 7693).
 
     Args:
         secret: random bytes, the same for all replicas that share a store.
@@ -44,16 +43,16 @@ class Keyring:
         ValueError: a secret shorter than `MIN_SECRET_BYTES`.
     """
 
-    __slots__ = ("_mac",)
+    __slots__ = ("_secret",)
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) < MIN_SECRET_BYTES:
             raise ValueError(f"the key secret must have at least {MIN_SECRET_BYTES} bytes, got {len(secret)}")
-        self._mac = hmac.new(secret, b"pd-key-1", hashlib.sha256)
+        self._secret = hashlib.blake2b(secret, digest_size=32, person=b"pd-key-1").digest()
 
     def key(self, tenant: str, scope: bytes, kind: str, value: bytes | str) -> bytes:
         """One store key. `kind` is `HISTORY` or a field of `ID_FIELDS`."""
-        return _finish(self._begin(tenant, scope), kind, value)
+        return self._finish(_begin(tenant, scope), kind, value)
 
     def lookup_keys(self, tenant: str, prepared: Prepared) -> tuple[bytes, ...]:
         """Keys under which the previous turn may lie: its history, longest first, then the ids, most trusted first.
@@ -63,10 +62,10 @@ class Keyring:
         """
         if prepared.link_fault is not None:
             return ()
-        base = self._begin(tenant, prepared.scope)
+        base = _begin(tenant, prepared.scope)
         prompt = prepared.prompt_digest()
         digests = prepared.history if prompt is None else dict.fromkeys((prompt, *prepared.history))
-        return (*[_finish(base, HISTORY, digest) for digest in digests], *_id_keys(base, prepared))
+        return (*[self._finish(base, HISTORY, digest) for digest in digests], *self._id_keys(base, prepared))
 
     def store_keys(
         self, tenant: str, prepared: Prepared, reply: Reply | None, response_id: str | None = None
@@ -79,20 +78,23 @@ class Keyring:
         """
         if prepared.link_fault is not None:
             return ()
-        base = self._begin(tenant, prepared.scope)
-        keys = _id_keys(base, prepared)
+        base = _begin(tenant, prepared.scope)
+        keys = self._id_keys(base, prepared)
         digest = prepared.history_with(reply) if reply is not None else None
         if digest is not None:
-            keys.insert(0, _finish(base, HISTORY, digest))
+            keys.insert(0, self._finish(base, HISTORY, digest))
         if response_id:
-            keys.append(_finish(base, _RESPONSE, response_id))
+            keys.append(self._finish(base, _RESPONSE, response_id))
         return tuple(keys)
 
-    def _begin(self, tenant: str, scope: bytes) -> Any:
-        mac = self._mac.copy()
-        name = tenant.encode("utf-8", "surrogateescape")
-        mac.update(b"%d:%b%d:%b" % (len(name), name, len(scope), scope))
-        return mac
+    def _id_keys(self, base: bytes, prepared: Prepared) -> list[bytes]:
+        keys = [self._finish(base, _FIELD_OF[source], value) for source, value in prepared.ids]
+        return keys if len(keys) < 2 else list(dict.fromkeys(keys))
+
+    def _finish(self, base: bytes, kind: str, value: bytes | str) -> bytes:
+        mark = _MARKS[kind]
+        raw = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+        return mark + hashlib.blake2b(base + mark + raw, key=self._secret, digest_size=_MAC_BYTES).digest()
 
 
 def kind_of(key: bytes) -> str:
@@ -129,15 +131,6 @@ def tenant_of(headers: Mapping[str, str], mode: str, anonymous: bool) -> str | N
     return ANONYMOUS if anonymous else None
 
 
-def _id_keys(base: Any, prepared: Prepared) -> list[bytes]:
-    keys = [_finish(base, _FIELD_OF[source], value) for source, value in prepared.ids]
-    return keys if len(keys) < 2 else list(dict.fromkeys(keys))
-
-
-def _finish(base: Any, kind: str, value: bytes | str) -> bytes:
-    mark = _MARKS[kind]
-    mac = base.copy()
-    mac.update(mark)
-    mac.update(value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value)
-    tag: bytes = mac.digest()
-    return mark + tag[:_MAC_BYTES]
+def _begin(tenant: str, scope: bytes) -> bytes:
+    name = tenant.encode("utf-8", "surrogateescape")
+    return b"%d:%b%d:%b" % (len(name), name, len(scope), scope)

@@ -15,6 +15,7 @@ from typing import Any, Final
 import orjson
 
 from pd_router.core import errors, facts, fields, sanitize
+from pd_router.core.cutting import Handle
 from pd_router.core.errors import ApiError
 from pd_router.core.fields import Api
 from pd_router.core.history import Reply, extend
@@ -61,7 +62,7 @@ class Prepared:
     _chain: Any
     _kept: frozenset[str]
 
-    def prefill_body(self, handle: Mapping[str, Any] | None) -> bytes:
+    def prefill_body(self, handle: Mapping[str, Any] | orjson.Fragment | None) -> bytes:
         """The prefill leg: one token, not streamed, nothing that constrains or parses output; the same prompt.
 
         Args:
@@ -89,10 +90,10 @@ class Prepared:
         """
         if params is None:
             return _encode(self._body)
-        sent = {name: value for name, value in params.items() if name != REPORT_KEY}
-        if not retain:
-            sent[RETAIN_KEY] = False
-        return _encode({**self._body, KV_PARAMS: sent})
+        sent = _encode(_for_decode(params, retain))
+        if isinstance(params, Handle) and lost_integers(sent):
+            sent = _encode(_for_decode(decode_exactly(params.raw), retain))
+        return _encode({**self._body, KV_PARAMS: orjson.Fragment(sent)})
 
     def prompt_digest(self) -> bytes | None:
         """Digest of all messages as sent; None for completions."""
@@ -193,6 +194,13 @@ def _prepare(
         linked.chain if linked is not None else None,
         rendered,
     )
+
+
+def _for_decode(params: Mapping[str, Any], retain: bool) -> dict[str, Any]:
+    sent = {name: value for name, value in params.items() if name != REPORT_KEY}
+    if not retain:
+        sent[RETAIN_KEY] = False
+    return sent
 
 
 def _encode(body: Mapping[str, Any]) -> bytes:

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from pd_router.core import transcript
-from pd_router.core.cutting import NAME, cut_event, strip_json
+from pd_router.core.cutting import NAME, Handle, cut_event, strip_json
 from pd_router.core.history import Reply
 from pd_router.core.transcript import Transcript, parse_answer
 
@@ -46,7 +46,6 @@ class SseFilter:
 
     __slots__ = (
         "_events",
-        "_fast",
         "_kept",
         "_max_event",
         "_max_kept",
@@ -61,7 +60,7 @@ class SseFilter:
     )
 
     def __init__(self, max_kept: int = MAX_KEPT, max_event: int = MAX_EVENT) -> None:
-        self.handle: dict[str, Any] | None = None
+        self.handle: Handle | None = None
         """The last handle seen, or None."""
         self.started = False
         """Content, a finish or an error has been seen."""
@@ -72,7 +71,6 @@ class SseFilter:
         self._events: list[bytes] = []
         self._kept = 0
         self._overflow = False
-        self._fast = False
         self._max_kept = max_kept
         self._max_event = max_event
         self._transcript: Transcript | None = None
@@ -84,13 +82,15 @@ class SseFilter:
         Raises:
             EventTooLarge: the event being received exceeds the limit.
         """
-        if self._fast and data[-2:] == b"\n\n" and NAME not in data:
-            self._events.append(data)
-            self._kept += len(data)
-            if self._kept > self._max_kept:
-                self._drop_kept()
-            return data
-        return self._feed_slowly(data)
+        if data[-2:] != b"\n\n" or self._partial:
+            return self._feed_slowly(data)
+        if not self.started or NAME in data:
+            return self._emit(data)
+        self._events.append(data)
+        self._kept += len(data)
+        if self._kept > self._max_kept:
+            self._drop_kept()
+        return data
 
     def flush(self) -> bytes:
         """At the end of the stream: the last event, if it came without its blank line."""
@@ -148,7 +148,6 @@ class SseFilter:
         if end <= 0:
             if len(partial) > self._max_event:
                 raise EventTooLarge(f"an event exceeds {self._max_event} bytes")
-            self._fast = False
             return b""
         if end == len(partial):
             whole = bytes(partial)
@@ -156,9 +155,7 @@ class SseFilter:
         else:
             whole = bytes(partial[:end])
             del partial[:end]
-        sent = self._emit(whole)
-        self._fast = self.started and not partial
-        return sent
+        return self._emit(whole)
 
     def _emit(self, whole: bytes) -> bytes:
         """Pass on whole events, without the handle, and keep them for the end."""
@@ -167,7 +164,10 @@ class SseFilter:
                 self._look(whole)
             self._keep(whole)
             return whole
-        sent = b"".join([self._clean(event) if NAME in event else event for event in split_events(whole)])
+        if whole.count(b"\n\n") == 1 and whole.endswith(b"\n\n"):
+            sent = self._clean(whole)
+        else:
+            sent = b"".join([self._clean(event) if NAME in event else event for event in split_events(whole)])
         if not self.started:
             self._look(sent)
         self._keep(sent)
@@ -198,12 +198,13 @@ class SseFilter:
 
     def _drop_kept(self) -> None:
         self._overflow = True
+        self._transcript = None
         self._events = self._events[-_TAIL:]
         self._kept = 0
 
     def _read(self) -> Transcript:
         if self._transcript is None or self._read_at != len(self._events):
-            self._transcript = transcript.read(b"".join(self._events))
+            self._transcript = transcript.read(self._events)
             self._read_at = len(self._events)
         return self._transcript
 

@@ -18,7 +18,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
-from pd_router.core.jsontext import decode_exactly, encode, lost_integers
+from pd_router.core.cutting import Handle
+from pd_router.core.jsontext import decode_exactly, encode
 from pd_router.core.linking import is_id_key
 from pd_router.core.pinned import Pinned
 from pd_wire.names import PROOF_KEY
@@ -55,7 +56,7 @@ class Fate(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One handle. It is kept as JSON text, which is a fraction of the size of the objects; `handle` parses it."""
+    """One handle. It is kept as JSON text: a fraction of the size of the objects, and sent as it came."""
 
     raw: bytes
     holder: str
@@ -87,7 +88,7 @@ class Entry:
     ) -> Entry:
         """An entry for a handle that passed `policy.judge_handle`."""
         return cls(
-            raw=encode(handle),
+            raw=handle.raw if isinstance(handle, Handle) else encode(handle),
             holder=holder,
             incarnation=incarnation,
             generation=generation,
@@ -101,9 +102,13 @@ class Entry:
         )
 
     @property
-    def handle(self) -> dict[str, Any]:
-        """The handle, equal to what the engine returned, unknown keys included."""
-        value: dict[str, Any] = decode_exactly(self.raw) if lost_integers(self.raw) else orjson.loads(self.raw)
+    def handle(self) -> orjson.Fragment:
+        """The handle as it goes into a request body: the very text that the engine returned."""
+        return orjson.Fragment(self.raw)
+
+    def parsed(self) -> dict[str, Any]:
+        """The handle as a value."""
+        value: dict[str, Any] = decode_exactly(self.raw)
         return value
 
     @property

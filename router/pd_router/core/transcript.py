@@ -8,6 +8,7 @@ parsed, which makes reading a long stream cost little more than reading one even
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -21,7 +22,13 @@ _DATA: Final = b"data: "
 _DONE: Final = b"[DONE]"
 _DONE_EVENT: Final = b"data: [DONE]\n\n"
 _MARKERS: Final = (b'"delta":{"content":"', b'"delta":{"reasoning":"', b'"delta":{"reasoning_content":"', b'"text":"')
-_REST_OF_STRING: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*"')
+_STRING_BODY: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
+_GAP: Final = b"\n\n"
+_RUNS: Final = 4
+"""Runs that are merged: reasoning, content, and some that a call interrupts."""
+_FEW: Final = 8
+_HEAD: Final = 8
+"""Events in which the first token of a run is looked for."""
 _CONTENT_FIELDS: Final = (
     "content",
     "tool_calls",
@@ -69,11 +76,11 @@ class Transcript:
         return make_reply(message, self.finish_reasons[-1], self.stop_reason)
 
 
-def read(stream: bytes) -> Transcript:
-    """Read the events of a whole stream; what is not JSON is skipped. Never raises."""
+def read(chunks: Sequence[bytes]) -> Transcript:
+    """Read the events of a whole stream, each chunk whole events; what is not JSON is skipped. Never raises."""
     out = Transcript()
     finishes: dict[int, str] = {}
-    for event in _parse_stream(_merge_tokens(stream), out):
+    for event in _parse_stream(_merge_tokens(chunks), out):
         if not isinstance(event, dict):
             continue
         if is_error(event) and out.error is None:
@@ -147,21 +154,55 @@ def bears_content(event: Any) -> bool:
     return False
 
 
-def _merge_tokens(stream: bytes) -> bytes:
-    """Join neighbouring events that differ in the letters of one string only. The result says the same."""
-    for marker in _MARKERS:
-        at = stream.find(marker)
-        if at < 0:
-            continue
-        letters = at + len(marker)
-        closing = _REST_OF_STRING.match(stream, letters)
-        end = stream.find(b"\n\n", letters)
-        if closing is None or not letters < closing.end() <= end:
-            continue
-        start = stream.rfind(b"\n\n", 0, at) + 2 if b"\n\n" in stream[:at] else 0
-        # An empty line cannot occur inside an event, so this joint is never part of a text.
-        stream = stream.replace(stream[closing.end() - 1 : end + 2] + stream[start:letters], b"")
-    return stream
+def _merge_tokens(chunks: Sequence[bytes]) -> bytes:
+    """The stream of `chunks`, with neighbours joined that differ in one string only. It says the same."""
+    # A slow stream comes event by event; one that came in few reads has to be taken apart first.
+    events, gap = (list(chunks), b"") if len(chunks) > _FEW else (b"".join(chunks).split(_GAP), _GAP)
+    at = 0
+    for _ in range(_RUNS):
+        run = _first_run(events, at)
+        if run is None:
+            break
+        at, end, envelope = run
+        merged = _merge_run(events[at:end], gap, *envelope)
+        if merged is None:
+            break
+        events[at:end] = [merged]
+        at += 1
+    return gap.join(events)
+
+
+def _first_run(events: list[bytes], start: int) -> tuple[int, int, tuple[bytes, bytes]] | None:
+    """Where token events begin and end, and what stands before and after their letters."""
+    for at in range(start, min(start + _HEAD, len(events))):
+        event = events[at]
+        for marker in _MARKERS:
+            found = event.find(marker)
+            letters = found + len(marker)
+            closing = _STRING_BODY.match(event, letters) if found >= 0 else None
+            if closing is None or closing.end() == letters:
+                continue
+            before, after = event[:letters], event[closing.end() :]
+            end = len(events)
+            while end > at + 1 and not (events[end - 1].startswith(before) and events[end - 1].endswith(after)):
+                end -= 1
+            return at, end, (before, after)
+    return None
+
+
+def _merge_run(events: list[bytes], gap: bytes, before: bytes, after: bytes) -> bytes | None:
+    """One event for a run of them, or None when they are not all alike. Both checks are one pass over the bytes."""
+    head, tail = len(before), len(after)
+    letters = [event[head:-tail] for event in events]
+    if (after + gap + before).join(letters) != gap.join(events)[head:-tail]:
+        return None
+    text = b"".join(letters)
+    if _GAP in text:
+        text = text.replace(after + gap + before, b"")
+    # A further member between the letters and the end of some event would show as a quote.
+    if _STRING_BODY.fullmatch(text) is None:
+        return None
+    return before + text + after
 
 
 def _parse_stream(stream: bytes, out: Transcript) -> list[Any]:
