@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from pd_connector.core.spent import SpentHandles
 from pd_wire import names, proof
 from pd_wire.handle import address_fault, decoder_handle_fault, group_count, prefill_handle_fault
 from pd_wire.report import Verdict
@@ -91,29 +92,35 @@ def leg_of(raw: Any) -> Leg:
     return Leg.NONE
 
 
-def admit(raw: Any, prompt: Prompt, engine: Engine) -> Admission:
+def admit(raw: Any, prompt: Prompt, engine: Engine, spent: SpentHandles) -> Admission:
     """Judge the parameters of an arriving request.
 
     Args:
         raw: what stands in the request under ``kv_transfer_params``, any type.
         prompt: this engine's own view of the prompt.
         engine: what this engine can do.
+        spent: handles used before; the one that a prefill request names is added.
 
     Returns:
         The decision; never raises, whatever ``raw`` is.
     """
     leg = leg_of(raw)
     if leg is Leg.PREFILL:
-        return _admit_prefill(raw, prompt, engine)
+        return _admit_prefill(raw, prompt, engine, spent)
     if leg is Leg.DECODE:
         return _admit_decode(raw, prompt, engine)
     return NOTHING
 
 
-def _admit_prefill(raw: Mapping[str, Any], prompt: Prompt, engine: Engine) -> Admission:
+def _admit_prefill(raw: Mapping[str, Any], prompt: Prompt, engine: Engine, spent: SpentHandles) -> Admission:
     if all(raw.get(key) is None for key in _HOLDER_KEYS):
         return Admission(Leg.PREFILL, _without_holder(raw))
     notify = address_fault(raw) is None
+    if notify and not spent.spend(raw["remote_engine_id"], raw["remote_request_id"]):
+        # The first use released the blocks: there is nobody to notify either.
+        return Admission(
+            Leg.PREFILL, _without_holder(raw), verdict=Verdict.UNPROVEN, reason="this engine has used the handle before"
+        )
     declined = {**_own_keys_removed(raw), "remote_block_ids": [], "remote_num_tokens": 0}
     if not notify:
         declined = _without_holder(raw)

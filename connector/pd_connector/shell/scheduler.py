@@ -19,6 +19,7 @@ from pd_connector import compat
 from pd_connector.core.admission import NOTHING, Admission, Engine, Leg, Prompt, admit, leg_of
 from pd_connector.core.progress import Event, Progress
 from pd_connector.core.scope import Shape, proof_obstacle, proven_length, pull_obstacle, scope_bytes
+from pd_connector.core.spent import SpentHandles
 from pd_connector.shell.ledger import Entry, Ledger
 from pd_connector.shell.listener import serve_handshakes
 from pd_wire import names, proof
@@ -35,6 +36,7 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if faults:
             raise compat.UnsupportedVllm(f"this vLLM's pull connector is not as expected: {'; '.join(faults)}")
         self.pd_ledger = Ledger()
+        self._spent = SpentHandles()
         # Drawn per start: fingerprints of one start say nothing about another's.
         self._proof_key = secrets.token_bytes(proof.KEY_BYTES)
         self._engine = Engine(
@@ -145,7 +147,7 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             obstacle=pull_obstacle(shape),
             length=self._get_remote_prefill_token_count(request.num_prompt_tokens),
         )
-        admission = admit(request.kv_transfer_params, prompt, self._engine)
+        admission = admit(request.kv_transfer_params, prompt, self._engine, self._spent)
         if admission is not NOTHING:
             self.pd_ledger.add(request, admission)
         request.kv_transfer_params = admission.params
