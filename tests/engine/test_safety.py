@@ -1,0 +1,204 @@
+"""Wrong, spent and stale handles on real engines: every answer equals recompute, with our connector and with vLLM's own.
+
+The list is one, played against two deployments. With our connector a handle may go out on an id alone, and the proof
+decides how much of it is read; with vLLM's connector nothing checks tokens, so the router must not attach at all. That the
+comparison can fail is shown at the end: a wrong handle sent to a stock engine by hand gives another answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from support.engine_pair import TOLERANCE, Answer, Message, Pair, distance, tiny_deployment, user
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+
+PROMPT_WORDS = 700
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "lookup",
+            "description": "Look a word up",
+            "parameters": {"type": "object", "properties": {"word": {"type": "string"}}},
+        },
+    }
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["Verified", "Stock"])
+async def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+    """One pair per connector; the whole list is played against each."""
+    running = await Pair.start(tiny_deployment(request.param), tmp_path_factory.mktemp(request.param.lower()))
+    yield running
+    await running.stop()
+
+
+@pytest.fixture
+def connector(request: pytest.FixtureRequest) -> str:
+    """`Verified` or `Stock`: the parameter that the pair was started with."""
+    value: str = request.node.callspec.params["pair"]
+    return value
+
+
+async def two_turns(pair: Pair, conversation: str) -> tuple[list[Message], Answer]:
+    """A conversation after its first answer, with the next question asked."""
+    messages = [user(pair.text(PROMPT_WORDS))]
+    first = await pair.ask(messages, conversation=conversation)
+    assert first.decision.get("stored") == "stored", first.decision
+    return [*messages, first.message, user(pair.text(60))], first
+
+
+async def test_a_true_continuation_is_read_back_and_equals_recompute(pair: Pair, connector: str) -> None:
+    messages, _ = await two_turns(pair, "true")
+    second = await pair.ask(messages, conversation="true")
+    assert second.attached
+    if connector == "Verified":
+        assert second.pulled >= PROMPT_WORDS // 128 * 128
+        assert second.decision["verdict"] == "proven"
+    await pair.assert_equals_recompute(second, messages)
+
+
+async def other_conversation(pair: Pair) -> tuple[list[Message], dict[str, Any]]:
+    await two_turns(pair, "other")
+    _, stranger = await two_turns(pair, "stranger")
+    return [user(pair.text(PROMPT_WORDS)), stranger.message, user(pair.text(60))], {"conversation": "other"}
+
+
+async def edited_history(pair: Pair) -> tuple[list[Message], dict[str, Any]]:
+    messages, _ = await two_turns(pair, "edited")
+    words = messages[0]["content"].split(" ")
+    words[200] = pair.text(1)
+    return [user(" ".join(words)), *messages[1:]], {"conversation": "edited"}
+
+
+async def regenerated(pair: Pair) -> tuple[list[Message], dict[str, Any]]:
+    messages, _ = await two_turns(pair, "again")
+    return messages[:1], {"conversation": "again"}
+
+
+async def shorter_prompt(pair: Pair) -> tuple[list[Message], dict[str, Any]]:
+    messages, _ = await two_turns(pair, "shorter")
+    return [user(" ".join(messages[0]["content"].split(" ")[: PROMPT_WORDS // 2]))], {"conversation": "shorter"}
+
+
+async def reasoning_stripped(pair: Pair) -> tuple[list[Message], dict[str, Any]]:
+    # The template drops what stands before </think> in an earlier answer, so the prompt is not what D computed.
+    messages = [user(pair.text(PROMPT_WORDS))]
+    thinking = {"role": "assistant", "content": f"<think>{pair.text(150)}</think>"}
+    first = await pair.ask([*messages, thinking, user(pair.text(20))], conversation="think")
+    return [*messages, thinking, user(pair.text(21)), first.message, user(pair.text(60))], {"conversation": "think"}
+
+
+async def reply_rewritten(pair: Pair) -> tuple[list[Message], dict[str, Any]]:
+    messages, first = await two_turns(pair, "rewritten")
+    half = " ".join(str(first.message["content"]).split(" ")[20:])
+    return [messages[0], {"role": "assistant", "content": half}, messages[2]], {"conversation": "rewritten"}
+
+
+async def tools_changed(pair: Pair) -> tuple[list[Message], dict[str, Any]]:
+    messages, _ = await two_turns(pair, "tools")
+    return messages, {"conversation": "tools", "tools": TOOLS, "tool_choice": "none"}
+
+
+async def same_id_other_tenant(pair: Pair) -> tuple[list[Message], dict[str, Any]]:
+    messages, _ = await two_turns(pair, "shared")
+    return messages, {"conversation": "shared", "key": "tenant-b"}
+
+
+Case = Callable[[Pair], Awaitable[tuple[list[Message], dict[str, Any]]]]
+NEVER_ATTACHED = {tools_changed, same_id_other_tenant}
+CASES: list[Case] = [
+    other_conversation,
+    edited_history,
+    regenerated,
+    shorter_prompt,
+    reasoning_stripped,
+    reply_rewritten,
+    tools_changed,
+    same_id_other_tenant,
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+async def test_an_unsafe_continuation_equals_recompute(pair: Pair, connector: str, case: Case) -> None:
+    messages, how = await case(pair)
+    answer = await pair.ask(messages, **how)
+    if connector == "Stock" or case in NEVER_ATTACHED:
+        assert not answer.attached, answer.decision
+    else:
+        assert answer.attached, answer.decision
+    shaping = {name: value for name, value in how.items() if name in ("tools", "tool_choice")}
+    await pair.assert_equals_recompute(answer, messages, **shaping)
+
+
+async def test_a_spent_handle_is_not_sent_again_after_churn(pair: Pair) -> None:
+    messages, _ = await two_turns(pair, "spent")
+    both = await asyncio.gather(*(pair.ask(messages, conversation="spent") for _ in range(2)))
+    assert sorted(answer.attached for answer in both) == [False, True]
+    for number in range(6):
+        await pair.ask([user(pair.text(PROMPT_WORDS))], conversation=f"churn-{number}")
+    late = await pair.ask(messages, max_tokens=8)
+    assert not late.attached, late.decision
+    await pair.assert_equals_recompute(late, messages)
+
+
+async def by_hand(pair: Pair, prompt: list[int], handle: dict[str, Any] | None) -> tuple[float, dict[str, Any]]:
+    """One turn straight to the engines: log-probability of P's first token, and D's handle."""
+    first = {"do_remote_decode": True, "do_remote_prefill": False}
+    sent: dict[str, Any] = {"model": "tiny", "prompt": prompt, "temperature": 0, "max_tokens": 1, "logprobs": 1}
+    prefill, decode = pair.deployment.urls.prefill[0], pair.deployment.urls.decode[0]
+    async with pair.session.post(
+        f"{prefill}/v1/completions", json={**sent, "kv_transfer_params": handle or first}
+    ) as response:
+        answer = await response.json()
+        assert response.status == 200, answer
+    logprob = float(answer["choices"][0]["logprobs"]["token_logprobs"][0])
+    sent["max_tokens"] = 8
+    async with pair.session.post(
+        f"{decode}/v1/completions", json={**sent, "kv_transfer_params": answer["kv_transfer_params"]}
+    ) as response:
+        assert response.status == 200
+        after: dict[str, Any] = (await response.json())["kv_transfer_params"]
+    return logprob, after
+
+
+async def test_by_hand_a_wrong_handle_shows_with_stock_and_not_with_ours(pair: Pair, connector: str) -> None:
+    """The positive control: without the router's care, vLLM's connector answers from another conversation's text."""
+    mine = [1000 + 7 * place % 5000 for place in range(1000)]
+    theirs = [1100 + 11 * place % 5000 for place in range(900)]
+    truth, _ = await by_hand(pair, mine, None)
+    again, _ = await by_hand(pair, mine, None)
+    assert abs(truth - again) <= TOLERANCE
+    _, handle = await by_hand(pair, theirs, None)
+    wrong, _ = await by_hand(pair, mine, handle)
+    if connector == "Stock":
+        assert abs(wrong - truth) > 2 * TOLERANCE, "the comparison could not tell a wrong history from the right one"
+    else:
+        assert abs(wrong - truth) <= TOLERANCE
+
+
+@pytest.mark.parametrize("pair", ["Verified"], indirect=True)
+async def test_by_hand_a_spent_handle_is_refused_by_our_connector(pair: Pair) -> None:
+    """Nothing in vLLM's own connector could refuse it: there the router's single use alone protects."""
+    prompt = [1200 + 13 * place % 5000 for place in range(900)]
+    _, handle = await by_hand(pair, prompt, None)
+    longer = [*prompt, *(2000 + place for place in range(100))]
+    truth, _ = await by_hand(pair, longer, None)
+    first, _ = await by_hand(pair, longer, handle)
+    assert abs(first - truth) <= TOLERANCE
+    for number in range(6):
+        await by_hand(pair, [1300 + (17 + number) * place % 5000 for place in range(900)], None)
+    second, _ = await by_hand(pair, longer, handle)
+    assert abs(second - truth) <= TOLERANCE
+
+
+def test_distance_stops_where_the_answers_part() -> None:
+    one = Answer({}, [-1.0, -2.0, -3.0], ["a", "b", "c"], {})
+    other = Answer({}, [-1.01, -2.5, -9.0], ["a", "x", "c"], {})
+    assert distance(one, other) == pytest.approx(0.5)

@@ -1,0 +1,160 @@
+"""A real pair behind the real router, and a client whose answers can be compared with recompute.
+
+Separate from the tests because what "equal to recompute" means is decided here, once: the same messages are sent again
+without a principal, which gives no reuse, and the log-probabilities of the generated tokens must agree within a
+tolerance. Texts are not compared: bfloat16 sums in another order may tip a near tie.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+from pd_operator.core.model import PDDeployment
+from pd_operator.core.parse import parse_deployment
+from pdctl.shell.local import LocalDeployment, LocalOptions
+from pdctl.shell.model_maker import cached_tiny_model, read_words
+
+TOLERANCE = 0.05
+"""Of a log-probability. Two recomputations of one prompt agree to 0.02; a wrong history differs by 0.3 or more."""
+COMPARED_TOKENS = 4
+Message = dict[str, Any]
+
+
+def tiny_deployment(connector: str = "Verified", ttl: int = 300, **router_timeouts: int) -> PDDeployment:
+    """The CPU example with the cached tiny model, and without reuse for requests that name no principal."""
+    text = Path(__file__).parents[2].joinpath("examples", "cpu-tiny.yaml").read_text()
+    value = yaml.safe_load(text)
+    spec = value["spec"]
+    spec["model"]["name"] = str(cached_tiny_model(print))
+    spec["router"]["auth"]["anonymous"] = "NoReuse"
+    spec["router"].setdefault("timeouts", {}).update(router_timeouts)
+    spec["kvTransfer"].update(connector=connector, decoderBlocksTTLSeconds=ttl)
+    spec["engine"].setdefault("extraArgs", []).extend(["--enable-auto-tool-choice", "--tool-call-parser", "hermes"])
+    return parse_deployment(value)
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer and what the router says about its turn."""
+
+    message: Message
+    logprobs: list[float]
+    tokens: list[str]
+    decision: dict[str, Any]
+
+    @property
+    def attached(self) -> bool:
+        """Whether a handle went out with the prefill."""
+        return bool(self.decision["attached"])
+
+    @property
+    def pulled(self) -> int:
+        """Tokens that P read back from D, as P reports them."""
+        return int(self.decision.get("pulled_tokens") or 0)
+
+
+@dataclass(slots=True)
+class Pair:
+    """A running deployment and an HTTP session."""
+
+    deployment: LocalDeployment
+    session: aiohttp.ClientSession
+    _random: random.Random = field(default_factory=lambda: random.Random(7))
+    _words: list[str] = field(default_factory=list)
+
+    @classmethod
+    async def start(cls, deployment: PDDeployment, log_dir: Path) -> Pair:
+        """Start engines and router; about a minute."""
+        local = LocalDeployment(deployment, LocalOptions(log_dir=log_dir, stop_grace=15))
+        await local.start()
+        session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=240))
+        return cls(local, session, _words=read_words(Path(deployment.spec.model.name)))
+
+    async def stop(self) -> None:
+        """Stop everything."""
+        await self.session.close()
+        await self.deployment.stop()
+
+    def text(self, words: int) -> str:
+        """Random words of the model's own vocabulary, one token each; never the same twice."""
+        return "".join(self._random.choice(self._words) for _ in range(words)).strip()
+
+    async def ask(
+        self,
+        messages: Sequence[Message],
+        *,
+        key: str | None = "tenant-a",
+        conversation: str | None = None,
+        max_tokens: int = 40,
+        **fields: Any,
+    ) -> Answer:
+        """One chat turn at temperature 0. `key` is the API key; None sends no principal."""
+        body: dict[str, Any] = {
+            "model": "tiny",
+            "messages": list(messages),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "logprobs": True,
+            **fields,
+        }
+        if conversation is not None:
+            body["conversation_id"] = conversation
+        headers = {"authorization": f"Bearer {key}"} if key is not None else {}
+        url = f"{self.deployment.urls.router}/v1/chat/completions"
+        async with self.session.post(url, json=body, headers=headers) as response:
+            answer = await response.json()
+            assert response.status == 200, answer
+            request_id = response.headers["x-request-id"]
+        choice = answer["choices"][0]
+        content = choice["logprobs"]["content"]
+        return Answer(
+            message={"role": "assistant", "content": choice["message"]["content"]},
+            logprobs=[item["logprob"] for item in content],
+            tokens=[item["token"] for item in content],
+            decision=await self.decision(request_id),
+        )
+
+    async def decision(self, request_id: str) -> dict[str, Any]:
+        """What `/debug/explain` says about a turn."""
+        url = f"{self.deployment.urls.admin}/debug/explain"
+        async with self.session.get(url, params={"request_id": request_id}) as response:
+            (found,) = await response.json()
+        decision: dict[str, Any] = found
+        return decision
+
+    async def recompute(self, messages: Sequence[Message], **fields: Any) -> Answer:
+        """The same turn without reuse."""
+        answer = await self.ask(messages, key=None, **fields)
+        assert not answer.attached
+        return answer
+
+    async def assert_equals_recompute(self, answer: Answer, messages: Sequence[Message], **fields: Any) -> None:
+        """Compare with the same turn without reuse."""
+        fresh = await self.recompute(messages, **fields)
+        assert distance(answer, fresh) <= TOLERANCE, (
+            f"differs from recompute by {distance(answer, fresh):.3f}: "
+            f"{answer.tokens[:COMPARED_TOKENS]} {answer.logprobs[:COMPARED_TOKENS]} against "
+            f"{fresh.tokens[:COMPARED_TOKENS]} {fresh.logprobs[:COMPARED_TOKENS]}; {answer.decision}"
+        )
+
+
+def distance(one: Answer, other: Answer) -> float:
+    """Largest difference of a log-probability over the first tokens, as long as both chose the same ones."""
+    worst = abs(one.logprobs[0] - other.logprobs[0])
+    for place in range(1, min(COMPARED_TOKENS, len(one.tokens), len(other.tokens))):
+        if one.tokens[:place] != other.tokens[:place]:
+            break
+        worst = max(worst, abs(one.logprobs[place] - other.logprobs[place]))
+    return worst
+
+
+def user(text: str) -> Message:
+    """A user message."""
+    return {"role": "user", "content": text}
