@@ -76,6 +76,11 @@ class Gate:
         self.reached.set()
         await self._open.wait()
 
+    @property
+    def opened(self) -> bool:
+        """Whether the stream may go on."""
+        return self._open.is_set()
+
     def open(self) -> None:
         """Let the stream go on."""
         self._open.set()

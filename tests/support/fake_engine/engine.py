@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -83,6 +83,9 @@ class FakeEngine:
         self.plan: list[Rule] = []
         self.default = Behaviour()
         self.health_status = 200
+        self.tap: Callable[[bytes], object] | None = None
+        """Called with the bytes of each stream event, handle included."""
+
         self._runner: web.AppRunner | None = None
         self._thaw = asyncio.Event()
         self._thaw.set()
@@ -197,6 +200,7 @@ class FakeEngine:
         self.plan.clear()
         self.default = Behaviour()
         self.health_status = 200
+        self.tap = None
         self.connector.pull_delay = 0.0
         self.thaw()
 

@@ -223,7 +223,10 @@ class Exchange:
             carries = event.data is not None and event.kind == behaviour.handle_on and event.kind not in seen
             if carries and handle is not None and event.data is not None:
                 event.data[names.KV_PARAMS] = handle
-            await writer.write(wire.encode_event(event, behaviour))
+            data = wire.encode_event(event, behaviour)
+            if self.engine.tap is not None:
+                self.engine.tap(data)
+            await writer.write(data)
             if event.kind not in seen:
                 seen.add(event.kind)
                 if number == 0:

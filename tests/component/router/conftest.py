@@ -1,0 +1,68 @@
+"""Deployments for router tests: real router process, real sockets, fake engines.
+
+Starting a router costs about a second, so equal specs share one deployment for the whole run; a test that kills engines
+or needs an empty store takes a fresh one. Whatever a test does, its deployment must be clean afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from support.deployment import Deployment, Spec
+
+Deploy = Callable[..., Awaitable[Deployment]]
+
+_HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All router tests run in one event loop, in which the shared engines live."""
+    for item in items:
+        if item.path.is_relative_to(_HERE):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_deployments() -> AsyncIterator[dict[Spec, Deployment]]:
+    """Deployments by spec, started on first use."""
+    running: dict[Spec, Deployment] = {}
+    yield running
+    for deployment in running.values():
+        await deployment.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def deploy(shared_deployments: dict[Spec, Deployment]) -> AsyncIterator[Deploy]:
+    """``await deploy(spec)`` gives a running deployment, ``fresh=True`` one of the test's own."""
+    used: list[Deployment] = []
+    own: list[Deployment] = []
+
+    async def make(spec: Spec | None = None, *, fresh: bool = False, ready: bool = True) -> Deployment:
+        spec = spec or Spec()
+        if fresh:
+            deployment = Deployment(spec)
+            own.append(deployment)
+            await deployment.start(ready=ready)
+        else:
+            if spec not in shared_deployments:
+                deployment = Deployment(spec)
+                await deployment.start()
+                shared_deployments[spec] = deployment
+            deployment = shared_deployments[spec]
+            deployment.reset()
+        used.append(deployment)
+        return deployment
+
+    yield make
+    try:
+        for deployment in used:
+            await deployment.check()
+    finally:
+        for deployment in own:
+            await deployment.stop()
+        for deployment in used:
+            deployment.reset()
