@@ -7,7 +7,7 @@ pair. The guard reports on it (`started PID`, then `exited RETURNCODE`) and take
 A parent-death signal alone is not enough: it reaches the direct child only, and vLLM's worker processes would survive,
 holding memory and ports. The guard is a child subreaper, so every orphaned descendant becomes its own child, whatever
 session or group it moved to, and it leaves only when none is left. The command also gets a parent-death signal, in case
-the guard itself is killed.
+the guard itself is killed, and a mark in the environment, by which pdctl then finds what the command had started.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import time
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 CLEAN_UP_SECONDS = 20.0
+KILL_INTERVAL = 0.01
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -84,7 +85,31 @@ def kill_descendants() -> None:
                 pass
         except ChildProcessError:
             return
-        time.sleep(0.01)
+        time.sleep(KILL_INTERVAL)
+
+
+def kill_marked(mark: str) -> None:
+    """SIGKILL every process of this user that was started with ``mark`` (NAME=VALUE) in its environment.
+
+    Blocks until there is none, or for ``CLEAN_UP_SECONDS`` at most.
+    """
+    deadline = time.monotonic() + CLEAN_UP_SECONDS
+    while (pids := _marked(mark.encode())) and time.monotonic() < deadline:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(KILL_INTERVAL)
+
+
+def _marked(mark: bytes) -> list[int]:
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            # Other users' processes can't be read, and any process may be gone by now.
+            with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
+                if mark in file.read().split(b"\0"):
+                    found.append(int(entry))
+    return found
 
 
 def _descendants() -> list[int]:

@@ -157,15 +157,20 @@ class LocalDeployment:
         Args:
             grace: seconds between SIGTERM and SIGKILL instead of the option's; 0 kills at once.
         """
-        router = [key for key in self._processes if key[0] is Part.ROUTER]
-        engines = [key for key in self._processes if key[0] is not Part.ROUTER]
         stopped: list[Stopped] = []
-        for keys in (router, engines):
-            stopped += [one for one in await asyncio.gather(*(self._stop_one(key, grace) for key in keys)) if one]
-        self._processes.clear()
+        try:
+            for wanted in (True, False):
+                keys = [key for key in self._processes if (key[0] is Part.ROUTER) is wanted]
+                stopped += [one for one in await asyncio.gather(*(self._stop_one(key, grace) for key in keys)) if one]
+        except asyncio.CancelledError:
+            # Whoever cancels an orderly stop wants a quick one, not none.
+            await asyncio.shield(asyncio.gather(*(process.kill() for process in self._processes.values())))
+            raise
+        finally:
+            self._processes.clear()
+            self._claims.release()
         if self._watchers:
             await asyncio.gather(*self._watchers)
-        self._claims.release()
         return tuple(stopped)
 
     async def __aenter__(self) -> Self:

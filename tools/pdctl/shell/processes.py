@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import sys
+import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +23,7 @@ TAIL_LINES: Final = 400
 CHUNK_BYTES: Final = 65536
 LONGEST_LINE: Final = 65536
 """A line without an end is passed on in pieces of this size instead of being kept in memory."""
+MARK_NAME: Final = "PDCTL_PROCESS"
 KILL_SECONDS: Final = 30.0
 """How long the kernel and the guard may take over SIGKILL; an engine with gigabytes of memory needs a moment."""
 
@@ -43,7 +44,8 @@ class ManagedProcess:
         """Process id of the command, its session and its group; None before `start`."""
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._argv = tuple(argv)
-        self._env = dict(env)
+        self._mark = f"{MARK_NAME}={uuid.uuid4()}"
+        self._env = {**env, MARK_NAME: self._mark.partition("=")[2]}
         self._on_line = on_line
         self._guard: asyncio.subprocess.Process | None = None
         self._orders: asyncio.StreamWriter | None = None
@@ -121,14 +123,13 @@ class ManagedProcess:
 
     async def _await_end(self, reports: asyncio.StreamReader, first: bytes) -> Exit:
         line = first or await reports.readline()
-        assert self._guard is not None
-        await self._guard.wait()
-        if not line and self.pid is not None:
-            # The guard was killed or told to let go. Its command dies with it; the command's children may not.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+        if not line:
+            # The guard was killed, or told to let go. Its command dies with it; what the command started may not.
+            await asyncio.to_thread(guard.kill_marked, self._mark)
         if self._reading is not None:
             await self._reading
+        if self._guard is not None:
+            await self._guard.wait()
         if self._orders is not None:
             self._orders.close()
             with contextlib.suppress(OSError):

@@ -1,0 +1,33 @@
+"""The `pdctl` command: one subcommand per module in `shell`."""
+
+from __future__ import annotations
+
+import typer
+
+from pdctl.shell.model_command import make
+from pdctl.shell.render_command import render
+from pdctl.shell.up_command import up
+from pdctl.shell.version_command import version
+
+app = typer.Typer(
+    name="pdctl",
+    help="Run, look at and measure prefill/decode deployments.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+model = typer.Typer(help="Models for trying out.", no_args_is_help=True)
+model.command("make")(make)
+app.add_typer(model, name="model")
+app.command("up")(up)
+app.command("render")(render)
+app.command("version")(version)
+
+
+def main() -> None:
+    """Entry point of the `pdctl` script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()
