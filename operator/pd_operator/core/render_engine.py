@@ -24,9 +24,9 @@ KV_DEVICES: Final = {Device.CUDA: "cuda", Device.CPU: "cpu"}
 COMMON_ENV: Final = {
     # The only level at which NIXL says which provider it opened, and why a plugin did not load.
     "NIXL_LOG_LEVEL": "INFO",
-    # Block hashes of all engines must be comparable, and vLLM seeds them from this.
-    "PYTHONHASHSEED": "0",
 }
+"""PYTHONHASHSEED is left alone: vLLM seeds its block hashes with a constant of its own while they are cryptographic
+(the default), and a known seed would let clients slow an engine down with JSON keys that collide."""
 
 
 @dataclass(frozen=True, slots=True)

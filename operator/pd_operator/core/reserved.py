@@ -113,6 +113,7 @@ SHARED_FLAGS: Final = frozenset(
         "--disable-hybrid-kv-cache-manager",
         "--decode-context-parallel-size",
         "-dcp",
+        "--prefix-caching-hash-algo",
         "--mamba-block-size",
         "--mamba-cache-dtype",
         "--mamba-cache-mode",
@@ -165,6 +166,9 @@ SHARED_ENV: Final = frozenset(
 )
 """Refused in a role's env: in `spec.engine.env` both roles get them."""
 
+_WHOLE_FLAGS: Final = frozenset({"-dc"})
+"""Flags in their own right that begin like one of ours."""
+
 _HF_TOKEN_VALUE: Final = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 _NUMBER: Final = re.compile(r"^-\d+(\.\d*)?$")
 
@@ -203,7 +207,7 @@ def _negated(flag: str) -> str:
 def _resolve(name: str, flags: tuple[str, ...]) -> str | None:
     if name in flags:
         return name
-    if name in RENDERED_FLAGS or name in SHARED_FLAGS or len(name) < 2:
+    if name in RENDERED_FLAGS or name in SHARED_FLAGS or name in _WHOLE_FLAGS or len(name) < 2:
         return None
     # The parser accepts the beginning of a flag for the whole flag.
     matches = sorted(flag for flag in flags if flag.startswith(name) and name != "--")

@@ -48,7 +48,6 @@ OURS = [("--shutdown-timeout", ["120"]), ("--enable-prompt-tokens-details", [])]
 OUR_ENVIRONMENT = [
     ("FI_EFA_USE_DEVICE_RDMA", "1"),
     ("NIXL_LOG_LEVEL", "INFO"),
-    ("PYTHONHASHSEED", "0"),
     ("VLLM_ENGINE_READY_TIMEOUT_S", "7200"),
 ]
 

@@ -1,0 +1,55 @@
+"""The router reads what the operator renders, and both have the same defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pd_operator.core.generation import generation
+from pd_operator.core.render_router import render_router
+from pd_router.__main__ import parse_settings
+from pd_router.core.settings import Limits, Reuse, Settings, Tenancy, Timeouts
+from support.pddeployments import EXAMPLES, deployment, example
+
+URLS = (["http://10.0.0.1:8100"], ["http://10.0.0.2:8200"])
+
+
+def settings_of(*edits: tuple[str, Any], base: dict[str, Any] | None = None) -> Settings:
+    argv = render_router(deployment(*edits, base=base), "127.0.0.1:8000", "127.0.0.1:9000", *URLS).argv
+    return parse_settings(argv[1:])[0]
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(EXAMPLES.glob("*.yaml"))])
+def test_the_router_accepts_the_examples(name: str) -> None:
+    settings = settings_of(base=example(name))
+    assert settings.generation == generation(deployment(base=example(name)))
+    assert settings.models == {example(name)["spec"]["model"]["servedName"]}
+
+
+def test_defaults_are_the_same_on_both_sides() -> None:
+    settings = settings_of()
+    assert settings.reuse == Reuse()
+    assert settings.tenancy == Tenancy()
+    assert settings.limits == Limits()
+    assert settings.timeouts == Timeouts()
+
+
+@pytest.mark.parametrize(
+    ("edit", "path", "value"),
+    [
+        (("spec.kvTransfer.bidirectional", "Disabled"), "reuse.enabled", False),
+        (("spec.kvTransfer.decoderBlocksTTLSeconds", 120), "reuse.handle_ttl", 90),
+        (("spec.kvTransfer.decoderBlocksTTLSeconds", 120), "reuse.engine_ttl", 120),
+        (("spec.kvTransfer.recomputeThresholdTokens", 7), "reuse.recompute_threshold", 7),
+        (("spec.router.auth.tenantFrom", "Header"), "tenancy.source", "header"),
+        (("spec.router.auth.anonymous", "Allowed"), "tenancy.anonymous", True),
+        (("spec.router.limits.maxQueue", 0), "limits.max_queue", 0),
+        (("spec.router.timeouts.pullSeconds", 5), "timeouts.pull", 5),
+    ],
+)
+def test_a_field_reaches_its_setting(edit: tuple[str, Any], path: str, value: Any) -> None:
+    found: Any = settings_of(edit)
+    for part in path.split("."):
+        found = getattr(found, part)
+    assert found == value
