@@ -37,7 +37,7 @@ lint: $(STAMP) ## ruff, mypy strict, import contracts
 	$(BIN)/lint-imports
 
 perf-router: $(STAMP) ## CPU per streamed turn: ours, vllm-router and vLLM's example proxy, side by side
-	$(BIN)/python -m perf.router
+	$(BIN)/python tests/perf/router.py
 
 lock: ## pin requirements/engine-cpu.txt again from pyproject.toml (hashes, no addresses)
 	$(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-emit-find-links --no-annotate --no-header \

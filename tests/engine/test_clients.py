@@ -1,5 +1,6 @@
-"""The official `openai` client, unchanged, against a real pair: reuse from turn 2 on, with and without an id, and nothing of
-a handle in what it receives.
+"""The official `openai` client, unchanged, against a real pair.
+
+Reuse from turn 2 on, with and without an id, and nothing of a handle in what it receives.
 """
 
 from __future__ import annotations

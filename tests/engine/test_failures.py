@@ -1,5 +1,6 @@
-"""What happens between two turns on real engines: killed, restarted, hanging, expired. The client gets a right answer or a
-clear 503, and the turns after it reuse again.
+"""What happens between two turns on real engines: killed, restarted, hanging, expired.
+
+The client gets a right answer or a clear 503, and the turns after it reuse again.
 
 One pair for the whole file, in the order of the tests; a restart of a real engine takes half a minute or more.
 """

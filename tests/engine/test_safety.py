@@ -1,7 +1,7 @@
-"""Wrong, spent and stale handles on real engines: every answer equals recompute, with our connector and with vLLM's own.
+"""Wrong, spent and stale handles on real engines: every answer equals recompute.
 
 The list is one, played against two deployments. With our connector a handle may go out on an id alone, and the proof
-decides how much of it is read; with vLLM's connector nothing checks tokens, so the router must not attach at all. That the
+decides how much of it is read; with vLLM's own nothing checks tokens, so the router must not attach at all. That the
 comparison can fail is shown at the end: a wrong handle sent to a stock engine by hand gives another answer.
 """
 
