@@ -18,6 +18,7 @@ from typing import Any
 _ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(_ROOT / "router"), str(_ROOT / "connector")]
 
+from pd_router.core.jsontext import RawJson  # noqa: E402
 from pd_router.core.linking import Keyring, tenant_of  # noqa: E402
 from pd_router.core.placement import Engine, Loads, choose_decode, choose_prefill  # noqa: E402
 from pd_router.core.policy import decide, judge_handle  # noqa: E402
@@ -82,6 +83,8 @@ def main() -> None:
     for event in events:
         read.feed(event)
     reply = read.reply()
+    handle = read.handle
+    assert handle is not None
 
     def relay() -> SseFilter:
         stream = SseFilter()
@@ -96,7 +99,7 @@ def main() -> None:
         assert stream.reply() is not None
 
     def entry() -> Entry:
-        return Entry.of(HANDLE, holder="d1", incarnation="1", generation="g1", arrived=1.0, turn=1 << 40, inexact=None)
+        return Entry.of(handle, holder="d1", incarnation="1", generation="g1", arrived=1.0, turn=1 << 40, inexact=None)
 
     def keep_and_take() -> None:
         keys = keyring.lookup_keys(tenant, prepared)
@@ -116,11 +119,11 @@ def main() -> None:
     steps: list[tuple[str, Callable[[], Any]]] = [
         ("prepare (12.5 KB chat, conversation id)", lambda: prepare(Api.CHAT, raw, HEADERS, models)),
         ("tenant_of", lambda: tenant_of(HEADERS, "authorization", False)),
-        ("prefill_body (handle of 100 blocks)", lambda: prepared.prefill_body(HANDLE)),
+        ("prefill_body (handle of 100 blocks)", lambda: prepared.prefill_body(RawJson(handle.raw))),
         ("decode_body (handle of 100 blocks)", lambda: prepared.decode_body(HANDLE)),
         ("SseFilter, 67 events fed one by one", relay),
         ("  the same, then ending and reply", relay_and_read),
-        ("judge_handle (100 blocks)", lambda: judge_handle(HANDLE, HOSTS)),
+        ("judge_handle (100 blocks)", lambda: judge_handle(handle, HOSTS)),
         ("keys, begin, take, decide, put", keep_and_take),
         ("choose_decode and choose_prefill, leases", place),
     ]

@@ -14,6 +14,15 @@ import orjson
 _SORTED: Final = orjson.OPT_SORT_KEYS
 
 
+class RawJson:
+    """JSON text that stands for a value and is written as it is."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+
+
 def encode(value: Any, *, sort: bool = False) -> bytes:
     """Write `value` compactly as UTF-8.
 
@@ -21,7 +30,7 @@ def encode(value: Any, *, sort: bool = False) -> bytes:
         ValueError: nested too deeply, or text that is not valid Unicode.
     """
     try:
-        return orjson.dumps(value, option=_SORTED if sort else None)
+        return orjson.dumps(value, _as_fragment, _SORTED if sort else None)
     except TypeError:
         return _encode_slowly(value, sort)
 
@@ -29,16 +38,22 @@ def encode(value: Any, *, sort: bool = False) -> bytes:
 def _encode_slowly(value: Any, sort: bool) -> bytes:
     try:
         text = json.dumps(
-            value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=sort, default=_read_fragment
+            value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=sort, default=_as_value
         )
         return text.encode()
     except (RecursionError, TypeError) as error:
         raise ValueError("nested too deeply") from error
 
 
-def _read_fragment(value: Any) -> Any:
-    if isinstance(value, orjson.Fragment):
-        return json.loads(value.contents)
+def _as_fragment(value: Any) -> orjson.Fragment:
+    if type(value) is RawJson:
+        return orjson.Fragment(value.raw)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _as_value(value: Any) -> Any:
+    if type(value) is RawJson:
+        return json.loads(value.raw)
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 

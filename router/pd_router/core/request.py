@@ -19,7 +19,7 @@ from pd_router.core.cutting import Handle
 from pd_router.core.errors import ApiError
 from pd_router.core.fields import Api
 from pd_router.core.history import Reply, extend
-from pd_router.core.jsontext import decode_exactly, encode, lost_integers
+from pd_router.core.jsontext import RawJson, decode_exactly, encode, lost_integers
 from pd_wire.names import KV_PARAMS, REPORT_KEY, RETAIN_KEY
 
 __all__ = ["FIRST_PREFILL", "Api", "Prepared", "prepare"]
@@ -62,7 +62,7 @@ class Prepared:
     _chain: Any
     _kept: frozenset[str]
 
-    def prefill_body(self, handle: Mapping[str, Any] | orjson.Fragment | None) -> bytes:
+    def prefill_body(self, handle: Mapping[str, Any] | RawJson | None) -> bytes:
         """The prefill leg: one token, not streamed, nothing that constrains or parses output; the same prompt.
 
         Args:
@@ -93,7 +93,7 @@ class Prepared:
         sent = _encode(_for_decode(params, retain))
         if isinstance(params, Handle) and lost_integers(sent):
             sent = _encode(_for_decode(decode_exactly(params.raw), retain))
-        return _encode({**self._body, KV_PARAMS: orjson.Fragment(sent)})
+        return _encode({**self._body, KV_PARAMS: RawJson(sent)})
 
     def prompt_digest(self) -> bytes | None:
         """Digest of all messages as sent; None for completions."""

@@ -10,16 +10,14 @@ oldest is also the next to expire: one ordered dict serves as expiry queue and a
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, Protocol
 
-import orjson
-
 from pd_router.core.cutting import Handle
-from pd_router.core.jsontext import decode_exactly, encode
+from pd_router.core.jsontext import RawJson, decode_exactly, encode
 from pd_router.core.linking import is_id_key
 from pd_router.core.pinned import Pinned
 from pd_wire.names import PROOF_KEY
@@ -102,9 +100,9 @@ class Entry:
         )
 
     @property
-    def handle(self) -> orjson.Fragment:
+    def handle(self) -> RawJson:
         """The handle as it goes into a request body: the very text that the engine returned."""
-        return orjson.Fragment(self.raw)
+        return RawJson(self.raw)
 
     def parsed(self) -> dict[str, Any]:
         """The handle as a value."""
@@ -180,9 +178,9 @@ class MemoryStore:
     router_ttl: float
     engine_ttl: float
     _index: dict[bytes, Entry] = field(default_factory=dict)
-    _entries: dict[int, Entry] = field(default_factory=dict)
-    """By `id`, in order of arrival."""
-    _latest: dict[bytes, int] = field(default_factory=dict)
+    _entries: OrderedDict[int, Entry] = field(default_factory=OrderedDict)
+    """By `id`, in order of arrival. Not a plain dict: taking from its front walks over all the holes left there."""
+    _latest: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
     """Id key → its newest turn, least recently begun first."""
     _bytes: int = 0
     _turn: int = 0
@@ -199,10 +197,10 @@ class MemoryStore:
         latest = self._latest
         for key in keys:
             if is_id_key(key):
-                latest.pop(key, None)
                 latest[key] = self._turn
+                latest.move_to_end(key)
         while len(latest) > self.cap_entries * _TURNS_PER_ENTRY:
-            del latest[next(iter(latest))]
+            latest.popitem(last=False)
         return self._turn
 
     def take(self, keys: Sequence[bytes], now: float) -> Found | None:
