@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from pdctl.shell.demo_command import demo
 from pdctl.shell.model_command import make
 from pdctl.shell.render_command import render
 from pdctl.shell.up_command import up
@@ -20,6 +21,7 @@ model = typer.Typer(help="Models for trying out.", no_args_is_help=True)
 model.command("make")(make)
 app.add_typer(model, name="model")
 app.command("up")(up)
+app.command("demo")(demo)
 app.command("render")(render)
 app.command("version")(version)
 

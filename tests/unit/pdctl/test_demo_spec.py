@@ -1,0 +1,32 @@
+"""The demo's deployment: valid, and equal in both legs but for one switch."""
+
+from pd_operator.core.choices import Role
+from pd_operator.core.parse import parse_deployment
+from pd_operator.core.render_engine import EngineEndpoint, render_engine
+from pdctl.core.demo_spec import demo_document
+
+ENDPOINT = EngineEndpoint("127.0.0.1", 8100, "127.0.0.1", 5600)
+
+
+def leg(bidirectional: bool):
+    return parse_deployment(demo_document("/models/tiny", 8600, 64, bidirectional))
+
+
+def test_the_legs_differ_in_the_switch_alone():
+    for role in Role:
+        off, on = (render_engine(leg(value), role, ENDPOINT) for value in (False, True))
+        assert off.env == on.env
+        different = [(a, b) for a, b in zip(off.argv, on.argv, strict=True) if a != b]
+        assert [(a.replace('_xfer":false', '_xfer":true'), b) for a, b in different] == [(b, b) for _, b in different]
+        assert len(different) == 1
+
+
+def test_prefill_has_no_cache_of_its_own_and_decode_has():
+    assert "--no-enable-prefix-caching" in render_engine(leg(True), Role.PREFILL, ENDPOINT).argv
+    assert "--no-enable-prefix-caching" not in render_engine(leg(True), Role.DECODE, ENDPOINT).argv
+
+
+def test_the_longest_prompt_fits():
+    spec = parse_deployment(demo_document("/models/tiny", 30000, 64, True)).spec
+    assert spec.model.max_model_len is not None
+    assert spec.model.max_model_len > 30000 + 64
