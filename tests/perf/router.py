@@ -39,6 +39,7 @@ MODES: Final = {"token by token": 1.0, "burst": 0.0}
 _SETTLE_S: Final = 0.3
 _PRIME_LIMIT_S: Final = 180.0
 _RETRIES: Final = 2
+_QUIET_SHARE: Final = 0.1
 
 
 @dataclass(slots=True)
@@ -81,6 +82,9 @@ def _compare(options: argparse.Namespace) -> int:
     baselines = [name for name in (VLLM_ROUTER, VLLM_ROUTER_LEAN) if name in options.routers]
     rows = summarise(samples, baselines)
     print("\n" + as_table(rows, {contender.name: contender.title for contender in chosen}, baselines))
+    noise = max(row.foreign_share for row in rows)
+    if noise > _QUIET_SHARE:
+        print(f"\nNOT A QUIET RUN: others used up to {noise:.0%} of the router's core; read ratios only, and repeat it")
     about = {
         "shape": asdict(shape),
         "modes_gap_ms": MODES,
