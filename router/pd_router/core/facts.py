@@ -23,6 +23,15 @@ _ROLES: Final = "a list of objects, each with a role that is a string"
 _CONTENT: Final = "a string, a list of parts, or null"
 _PROMPT: Final = "a string or a list of token ids, or a list of these"
 _UNSET: Final = object()
+_MOVES_THE_PROMPT: Final = (
+    "tools",
+    "documents",
+    "chat_template",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "continue_final_message",
+    "ignore_eos",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,15 +175,18 @@ def link_fault(body: Mapping[str, Any], prompt: Prompt) -> str | None:
 
 
 def inexact_option(body: Mapping[str, Any]) -> str | None:
-    """The option under which equal messages do not mean that the new prompt extends the old one, or None."""
-    if body.get("continue_final_message"):
-        return "continue_final_message"
+    """The option under which equal messages do not mean that the new prompt extends the old one, or None.
+
+    Templates are free to put tools and documents before the last question, to leave out an empty thinking block that
+    the generation prompt had, or to render anything at all; and reasoning that no client saw is in D's blocks.
+    """
+    for name in _MOVES_THE_PROMPT:
+        if body.get(name):
+            return name
     if body.get("add_generation_prompt") is False:
         return "add_generation_prompt"
-    if body.get("chat_template") is not None:
-        return "chat_template"
-    if body.get("ignore_eos"):
-        return "ignore_eos"
+    if body.get("include_reasoning") is False:
+        return "include_reasoning"
     return None
 
 

@@ -97,6 +97,7 @@ def decide(
     ttl: float,
     threshold: int,
     local_tokens: int = 0,
+    trust_history: bool = True,
 ) -> Decision:
     """Judge a taken entry at the moment of dispatch. Whatever the answer, the entry is spent.
 
@@ -107,6 +108,8 @@ def decide(
         ttl: the router's, in seconds after the handle's arrival.
         threshold: tokens below which the engine would skip the read and free the blocks all the same (HL-13).
         local_tokens: prompt tokens that P is believed to have in its own cache.
+        trust_history: whether an exact history may stand in for a missing proof. Equal text is nearly always equal
+            tokens, not always: a reply can be tokenised in more than one way, and a template can move what it likes.
     """
     if prepared.link_fault is not None:
         return Decision.recompute(Drop.NOT_LINKABLE)
@@ -114,7 +117,7 @@ def decide(
         return Decision.recompute(Drop.NOT_FOUND)
     entry, key = found
     linked_by = kind_of(key)
-    drop = _not_live(entry, now, engines, hosts, ttl) or _not_proven(prepared, entry, linked_by)
+    drop = _not_live(entry, now, engines, hosts, ttl) or _not_proven(prepared, entry, linked_by, trust_history)
     if drop is None and entry.remote_tokens - local_tokens < threshold:
         drop = Drop.BELOW_THRESHOLD
     return Decision(drop is None, entry, drop, linked_by)
@@ -153,9 +156,9 @@ def _not_live(entry: Entry, now: float, engines: Sequence[Engine], hosts: Abstra
     return None
 
 
-def _not_proven(prepared: Prepared, entry: Entry, linked_by: str) -> Drop | None:
+def _not_proven(prepared: Prepared, entry: Entry, linked_by: str, trust_history: bool) -> Drop | None:
     if entry.proven:
         return None
-    if linked_by != HISTORY or entry.inexact is not None or prepared.inexact is not None:
+    if not trust_history or linked_by != HISTORY or entry.inexact is not None or prepared.inexact is not None:
         return Drop.UNPROVEN
     return Drop.SEVERAL_GROUPS if entry.groups > 1 else None

@@ -71,7 +71,7 @@ class Transcript:
             message["tool_calls"] = [self.calls[index] for index in sorted(self.calls)]
         if self.refusal:
             message["refusal"] = "".join(self.refusal)
-        if self.reasoning:
+        if self.reasoning or _hidden_reasoning(self.usage):
             message["reasoning"] = True
         return make_reply(message, self.finish_reasons[-1], self.stop_reason)
 
@@ -119,6 +119,9 @@ def parse_answer(body: bytes) -> Transcript:
 
 def parse_events(events: bytes) -> list[Any]:
     """The JSON values of a run of whole events; comments, [DONE] and unreadable ones are left out."""
+    if events.startswith(_DATA) and events.find(b"\n") == len(events) - 2:
+        with suppress(orjson.JSONDecodeError):
+            return [orjson.loads(events[len(_DATA) : -2])]
     out: list[Any] = []
     payload: list[bytes] = []
     for line in (*events.splitlines(), b""):
@@ -131,6 +134,11 @@ def parse_events(events: bytes) -> list[Any]:
                 out.append(orjson.loads(b"\n".join(payload)))
             payload = []
     return out
+
+
+def _hidden_reasoning(usage: dict[str, Any] | None) -> bool:
+    details = usage.get("completion_tokens_details") if usage is not None else None
+    return isinstance(details, dict) and bool(details.get("reasoning_tokens"))
 
 
 def error_of(event: Any) -> dict[str, Any] | None:

@@ -265,6 +265,16 @@ def test_when_the_text_of_a_reply_fixes_its_tokens(
     assert (make_reply({"role": "assistant", **message}, finish, stop).inexact is None) is exact
 
 
+def test_reasoning_that_only_the_usage_shows_makes_the_reply_inexact() -> None:
+    whole = json.loads(answer({"content": "B"}))
+    whole["usage"]["completion_tokens_details"] = {"reasoning_tokens": 5}
+    hidden, shown = parse_answer(json.dumps(whole).encode()).reply(), parse_answer(answer({"content": "B"})).reply()
+    assert hidden is not None
+    assert shown is not None
+    assert (hidden.inexact, shown.inexact) == ("reasoning in the reply", None)
+    assert chat([USER]).history_with(hidden) == chat([USER]).history_with(shown)
+
+
 def test_reasoning_in_a_stream_makes_the_reply_inexact() -> None:
     reply = reply_of_stream(as_stream([{"role": "assistant"}, {"reasoning": "hm"}, {"content": "B"}, {}]))
     assert reply.inexact == "reasoning in the reply"

@@ -66,6 +66,7 @@ def judged(
     engines: tuple[Engine, ...] = (D1, D2),
     threshold: int = 64,
     local: int = 0,
+    trust: bool = True,
 ) -> Decision:
     found = Found(kept, key) if kept is not None else None
     return decide(
@@ -77,6 +78,7 @@ def judged(
         ttl=TTL,
         threshold=threshold,
         local_tokens=local,
+        trust_history=trust,
     )
 
 
@@ -96,6 +98,8 @@ ROWS: list[tuple[str, dict[str, Any], Drop | None]] = [
     ("unproven, by id", {"kept": entry(**NO_PROOF), "key": ID_KEY}, Drop.UNPROVEN),
     ("unproven, inexact reply", {"kept": entry("reasoning in the reply", **NO_PROOF)}, Drop.UNPROVEN),
     ("unproven, inexact turn", {"kept": entry(**NO_PROOF), "prepared": chat(**INEXACT_TURN)}, Drop.UNPROVEN),
+    ("history not trusted", {"kept": entry(**NO_PROOF), "trust": False}, Drop.UNPROVEN),
+    ("history not trusted, proven", {"kept": entry(), "trust": False}, None),
     ("proof is null", {"kept": entry(pd_proof=None), "key": ID_KEY}, Drop.UNPROVEN),
     # HL-20
     ("unproven, several groups", {"kept": entry(remote_block_ids=[[1], [2]], **NO_PROOF)}, Drop.SEVERAL_GROUPS),
