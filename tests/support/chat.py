@@ -6,6 +6,7 @@ Separate from the deployment because this is the other side: it knows HTTP and t
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import json
 from collections.abc import Mapping
@@ -55,7 +56,7 @@ class Turn:
         merged: dict[str, Any] = {"role": "assistant", "content": ""}
         calls: list[dict[str, Any]] = []
         for event in self.events:
-            if event == "[DONE]" or not event.get("choices"):
+            if event == "[DONE]" or not event.get("choices") or event["choices"][0]["index"]:
                 continue
             delta = event["choices"][0]["delta"]
             merged["content"] += delta.get("content") or ""
@@ -159,7 +160,7 @@ async def send(
     parsed = dict(parsed) if isinstance(parsed, Mapping) else {}
     path = path or ("/v1/completions" if "prompt" in parsed else "/v1/chat/completions")
     marks = {engine: len(engine.generates) for engine in deployment.engines}
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
     turn = Turn(parsed, 0, {}, b"")
     try:
         async with (
@@ -185,6 +186,6 @@ async def send(
 def _is_json(raw: bytes) -> bool:
     try:
         json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True

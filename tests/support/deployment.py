@@ -27,6 +27,15 @@ from support.fake_engine import (
     expected_answer,
 )
 from support.router_process import RouterProcess
+from support.waiting import until
+
+EXTRAS: Mapping[str, Any] = {
+    "x_list": [[1, [2.5, None]], {"ü": "🙂\u2028"}],
+    "x_big": 2**62,
+    "x_float": 1e300,
+    "x_empty": {},
+}
+"""Keys that no connector has, in every handle: a list of known keys or a number format would lose them."""
 
 MARKERS = (
     names.KV_PARAMS,
@@ -79,8 +88,10 @@ class Deployment:
         self._router: RouterProcess | None = None
 
     def _engine(self, role: Literal["prefill", "decode"]) -> FakeEngine:
-        connector = ConnectorConfig(role, mode=self.spec.mode, **dict(self.spec.connector))
-        config = EngineConfig(connector, template=self.spec.template, **dict(self.spec.engine))
+        connector = ConnectorConfig(role, mode=self.spec.mode, handle_extras=EXTRAS, **dict(self.spec.connector))
+        config = EngineConfig(
+            connector, template=self.spec.template, **{"max_model_len": 1 << 20, **dict(self.spec.engine)}
+        )
         return FakeEngine(config, self.fabric)
 
     @property
@@ -129,6 +140,26 @@ class Deployment:
             for engine in self.engines:
                 await engine.kill()
 
+    async def heal(self) -> None:
+        """Restart every engine and wait until the router has seen it: no breaker and no doubt is left from before."""
+        for engine in self.engines:
+            await engine.kill()
+        await self.wait_ready(0)
+        for engine in self.engines:
+            await engine.restart()
+        await self.wait_ready(len(self.engines))
+
+    async def wait_ready(self, count: int) -> None:
+        """Wait until the router sees exactly ``count`` engines as ready. Raises TimeoutError."""
+        url = self.router.admin_url + "/debug/fleet"
+
+        async def seen() -> bool:
+            async with aiohttp.ClientSession() as session, session.get(url) as response:
+                members: list[dict[str, Any]] = await response.json()
+            return sum(bool(member["ready"]) for member in members) == count
+
+        await until(seen)
+
     def reset(self) -> None:
         """Forget what earlier tests did; engines keep their memory and the router its store."""
         for engine in self.engines:
@@ -152,7 +183,7 @@ class Deployment:
     async def check(self) -> None:
         """Raise AssertionError unless the deployment is clean."""
         for engine in self.engines:
-            await engine.idle()
+            await engine.idle(15.0)
         assert self.fabric.take_violations() == []
         assert (self.router.returncode is None) is not self.ended, self.router.log
         self.check_seen()

@@ -30,6 +30,7 @@ FLAGS: Mapping[str, str] = {
     "--idle-timeout": "10",
     "--drain-timeout": "10",
     "--probe-interval": "0.1",
+    "--log-level": "debug",
 }
 """Defaults of the tests: generous, because a shared machine is slow; a test about a timeout sets its own."""
 

@@ -1,7 +1,7 @@
 """Deployments for router tests: real router process, real sockets, fake engines.
 
-Starting a router costs about a second, so equal specs share one deployment for the whole run; a test that kills engines
-or needs an empty store takes a fresh one. Whatever a test does, its deployment must be clean afterwards.
+Starting a router costs about a second, so equal specs share one deployment for the whole run, and a test that breaks
+engines gives it back healed. Whatever a test does, its deployment must be clean afterwards.
 """
 
 from __future__ import annotations
@@ -37,16 +37,21 @@ async def shared_deployments() -> AsyncIterator[dict[Spec, Deployment]]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def deploy(shared_deployments: dict[Spec, Deployment]) -> AsyncIterator[Deploy]:
-    """``await deploy(spec)`` gives a running deployment, ``fresh=True`` one of the test's own."""
+    """``await deploy(spec)`` gives a running deployment.
+
+    ``breaks=True``: the test kills engines or makes them fail often; they are restarted after it. ``fresh=True``: the
+    test ends the router, so it gets one of its own.
+    """
     used: list[Deployment] = []
     own: list[Deployment] = []
+    broken: list[Deployment] = []
 
-    async def make(spec: Spec | None = None, *, fresh: bool = False, ready: bool = True) -> Deployment:
+    async def make(spec: Spec | None = None, *, breaks: bool = False, fresh: bool = False) -> Deployment:
         spec = spec or Spec()
         if fresh:
             deployment = Deployment(spec)
             own.append(deployment)
-            await deployment.start(ready=ready)
+            await deployment.start()
         else:
             if spec not in shared_deployments:
                 deployment = Deployment(spec)
@@ -54,6 +59,9 @@ async def deploy(shared_deployments: dict[Spec, Deployment]) -> AsyncIterator[De
                 shared_deployments[spec] = deployment
             deployment = shared_deployments[spec]
             deployment.reset()
+            await deployment.wait_ready(len(deployment.engines))
+            if breaks:
+                broken.append(deployment)
         used.append(deployment)
         return deployment
 
@@ -66,3 +74,5 @@ async def deploy(shared_deployments: dict[Spec, Deployment]) -> AsyncIterator[De
             await deployment.stop()
         for deployment in used:
             deployment.reset()
+        for deployment in broken:
+            await deployment.heal()

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from support.chat import TEXT, Talk
-from support.deployment import Deployment, Spec
+from support.deployment import Deployment
 from support.fake_engine import AnswerStyle, Behaviour, FakeEngine, Gate
 from support.rawhttp import RawConnection, post
+from support.specs import NARROW
 from support.waiting import until
 
 CHAT = "/v1/chat/completions"
@@ -40,61 +41,61 @@ async def no_turn_runs(deployment: Deployment) -> None:
     await until(done)
 
 
+async def leaves(deployment: Deployment, raw: RawConnection) -> None:
+    """Drop the connection and wait until the router has noticed."""
+
+    async def count() -> float:
+        samples = await deployment.metrics()
+        return sum(value for name, value in samples.items() if name.startswith("pd_router_client_disconnects_total"))
+
+    before = await count()
+    raw.abort()
+
+    async def noticed() -> bool:
+        return await count() > before
+
+    await until(noticed)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("attached", [False, True])
-async def test_during_prefill(deploy: Any, attached: bool, stream: bool) -> None:
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+async def test_before_a_legs_first_byte(deploy: Any, leg: str, attached: bool, stream: bool) -> None:
     deployment = await deploy()
     talk = Talk(deployment, stream=stream)
     if attached:
         await talk.say()
-    before = (len(deployment.prefill.generates), len(deployment.decode.generates))
-    deployment.prefill.next(Behaviour(first_byte_delay=0.15))
+    engine = deployment.prefill if leg == "prefill" else deployment.decode
+    before = len(engine.generates)
+    hold = asyncio.Event()
+    engine.next(Behaviour(hold=hold))
     async with RawConnection(deployment.router.port) as raw:
         await raw.send(post(CHAT, talk.body(TEXT), *lines(talk)))
-        await arrived(deployment.prefill, before[0] + 1)
-        raw.abort()
+        await arrived(engine, before + 1)
+        await leaves(deployment, raw)
+    hold.set()
     await no_turn_runs(deployment)
     await all_ended(deployment)
-    # Prefill's blocks were read by decode, or prefill was stopped: in no case do they wait for their lease.
-    assert deployment.prefill.connector.retained() == {}
-    after = await talk.say("Still there?")
-    assert after.attached == []
-
-
-@pytest.mark.parametrize("attached", [False, True])
-@pytest.mark.parametrize("stream", [False, True])
-async def test_before_decodes_first_byte(deploy: Any, stream: bool, attached: bool) -> None:
-    deployment = await deploy()
-    talk = Talk(deployment, stream=stream)
-    if attached:
-        await talk.say()
-    before = len(deployment.decode.generates)
-    deployment.decode.next(Behaviour(first_byte_delay=0.15))
-    async with RawConnection(deployment.router.port) as raw:
-        await raw.send(post(CHAT, talk.body(TEXT), *lines(talk)))
-        await arrived(deployment.decode, before + 1)
-        raw.abort()
-    await no_turn_runs(deployment)
-    await all_ended(deployment)
+    # Decode read prefill's blocks, or prefill was stopped: in no case do they wait for the end of their lease.
     assert deployment.prefill.connector.retained() == {}
     assert (await talk.say("Still there?")).attached == []
 
 
-@pytest.mark.parametrize("event", range(8))
+@pytest.mark.parametrize("event", range(6))
 @pytest.mark.parametrize("attached", [False, True])
-async def test_after_each_event_of_the_stream(deploy: Any, attached: bool, event: int) -> None:
+async def test_in_front_of_each_event_of_the_stream(deploy: Any, attached: bool, event: int) -> None:
+    # Events: role, three pieces, finish with the handle, [DONE].
     deployment = await deploy()
     talk = Talk(deployment, stream=True, conversation_id=f"cut-{attached}-{event}")
     if attached:
         await talk.say()
     gate = Gate(event)
-    deployment.decode.next(Behaviour(gate=gate, piece_chars=8))
+    deployment.decode.next(Behaviour(gate=gate, piece_chars=20))
     async with RawConnection(deployment.router.port) as raw:
         await raw.send(post(CHAT, talk.body(TEXT), *lines(talk)))
         await gate.reached.wait()
-        raw.abort()
-        await asyncio.sleep(0.05)
-        gate.open()
+        await leaves(deployment, raw)
+    gate.open()
     await no_turn_runs(deployment)
     await all_ended(deployment)
     assert deployment.prefill.connector.retained() == {}
@@ -128,7 +129,7 @@ async def test_right_after_the_end(deploy: Any) -> None:
 
 
 async def test_in_the_queue(deploy: Any) -> None:
-    deployment = await deploy(Spec(flags=(("--max-inflight", "1"), ("--max-queue", "5"))))
+    deployment = await deploy(NARROW)
     gate = Gate(1)
     deployment.decode.next(Behaviour(gate=gate))
     holding = asyncio.create_task(Talk(deployment, stream=True).say())
@@ -141,8 +142,7 @@ async def test_in_the_queue(deploy: Any) -> None:
             return bool((await deployment.metrics())["pd_router_queued"] == 1)
 
         await until(queued)
-        raw.abort()
-    await asyncio.sleep(0.05)
+        await leaves(deployment, raw)
     gate.open()
     await holding
     await no_turn_runs(deployment)
@@ -151,8 +151,8 @@ async def test_in_the_queue(deploy: Any) -> None:
 
 async def test_a_client_that_reads_slowly_slows_the_engine(deploy: Any) -> None:
     deployment = await deploy()
-    size = 24_000_000
-    deployment.decode.next(Behaviour(style=AnswerStyle(tail="x" * size), piece_chars=60_000))
+    large = Behaviour(style=AnswerStyle(tail="x" * 300), piece_chars=1, comments=True, comment_bytes=100_000)
+    deployment.decode.next(large)
     talk = Talk(deployment, stream=True)
     async with RawConnection(deployment.router.port) as raw:
         raw._reader._limit = 1000  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ from support.chat import TEXT, Talk, Turn, assert_right, send
 from support.deployment import Spec
 from support.fake_engine import Behaviour, Gate
 from support.router_process import RouterFailed, RouterProcess
+from support.specs import TWO_BY_TWO
 from support.waiting import until
 
 STREAMS = 350
@@ -101,7 +102,7 @@ async def test_flags_that_cannot_work(flags: dict[str, str], word: str) -> None:
 
 
 async def test_many_slow_streams(deploy: Any) -> None:
-    deployment = await deploy(Spec(prefills=2, decodes=2, flags=(("--max-inflight", "1000"),)))
+    deployment = await deploy(TWO_BY_TWO)
     for engine in deployment.decodes:
         engine.default = Behaviour(event_delay=0.25)
     talks = [Talk(deployment, stream=True) for _ in range(STREAMS)]
@@ -134,7 +135,7 @@ async def test_many_slow_streams(deploy: Any) -> None:
     assert {record.fate for record in deployment.records()} == {"ended"}
     assert len(deployment.records(deployment.decodes)) == STREAMS
     # The loop of this test shares the machine with the router; the bound is for a stuck router, not for a slow one.
-    assert slowest < 5
+    assert slowest < 10
     assert (await deployment.metrics())["pd_router_inflight"] == 0
 
 

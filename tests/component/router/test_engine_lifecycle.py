@@ -11,29 +11,18 @@ from support.chat import Talk, send
 from support.deployment import Deployment, Spec
 from support.fake_engine import Behaviour, FakeEngine, Fault, Gate, Kind, with_handle
 from support.router_process import free_ports
+from support.specs import QUICK, TWO_BY_TWO
 from support.waiting import until
-
-QUICK = (("--pull-timeout", "0.4"), ("--first-byte-timeout", "2"), ("--idle-timeout", "0.5"))
-
-
-async def settled(deployment: Deployment, engines: int) -> None:
-    """Wait until the router sees this many engines as ready."""
-
-    async def ready() -> bool:
-        samples = await deployment.metrics()
-        return sum(value for key, value in samples.items() if "engine_ready" in key) == engines
-
-    await until(ready)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_decode_restarts_between_turns(deploy: Any, stream: bool) -> None:
-    deployment = await deploy(fresh=True)
+    deployment = await deploy(breaks=True)
     talk = Talk(deployment, stream=stream)
     await talk.say()
     old = deployment.decode.engine_id
     await deployment.decode.restart()
-    await settled(deployment, 2)
+    await deployment.wait_ready(2)
     turn = await talk.say("Go on.")
     assert all(old.encode() not in record.raw for record in turn.prefills)
     assert len((await talk.say("And then?")).attached) == 1
@@ -41,20 +30,20 @@ async def test_decode_restarts_between_turns(deploy: Any, stream: bool) -> None:
 
 async def test_decode_restarts_and_the_turn_comes_at_once(deploy: Any) -> None:
     # The router may or may not have noticed; the answer is right, or a clear 503 that says when to come back.
-    deployment = await deploy(fresh=True)
+    deployment = await deploy(breaks=True)
     talk = Talk(deployment, stream=True)
     await talk.say()
     await deployment.decode.restart()
     turn = await talk.say("Go on.", check=False)
     if turn.status == 503:
         assert int(turn.headers["Retry-After"]) >= 1
-        await settled(deployment, 2)
+        await deployment.wait_ready(2)
         turn = await talk.say("Go on.")
     assert turn.text == deployment.right(turn.body).content
 
 
 async def test_decode_dies_and_another_serves(deploy: Any) -> None:
-    deployment = await deploy(Spec(decodes=2, flags=QUICK), fresh=True)
+    deployment = await deploy(TWO_BY_TWO, breaks=True)
     talk = Talk(deployment, stream=True)
     await talk.say()
     holder = next(engine for engine in deployment.decodes if engine.generates)
@@ -64,11 +53,11 @@ async def test_decode_dies_and_another_serves(deploy: Any) -> None:
     assert (await talk.say("And then?")).pulled > 100
     await holder.start()
     holder.connector.fabric.join(holder.connector)
-    await settled(deployment, 3)
+    await deployment.wait_ready(4)
 
 
 async def test_no_decode_engine_left(deploy: Any) -> None:
-    deployment = await deploy(fresh=True)
+    deployment = await deploy(breaks=True)
     talk = Talk(deployment, stream=True)
     await talk.say()
     await deployment.decode.kill()
@@ -78,13 +67,13 @@ async def test_no_decode_engine_left(deploy: Any) -> None:
         assert turn.json["error"]["message"]
         assert int(turn.headers["Retry-After"]) >= 1
     await deployment.decode.restart()
-    await settled(deployment, 2)
+    await deployment.wait_ready(2)
     await talk.say("Go on.")
     assert len((await talk.say("And then?")).attached) == 1
 
 
 async def test_no_prefill_engine_left(deploy: Any) -> None:
-    deployment = await deploy(fresh=True)
+    deployment = await deploy(breaks=True)
     talk = Talk(deployment)
     await talk.say()
     await deployment.prefill.kill()
@@ -92,23 +81,23 @@ async def test_no_prefill_engine_left(deploy: Any) -> None:
     assert turn.status == 503
     assert int(turn.headers["Retry-After"]) >= 1
     await deployment.prefill.restart()
-    await settled(deployment, 2)
+    await deployment.wait_ready(2)
     await talk.say("Go on.")
     assert len((await talk.say("And then?")).attached) == 1
 
 
 async def test_prefill_restarts_between_turns(deploy: Any) -> None:
-    deployment = await deploy(fresh=True)
+    deployment = await deploy(breaks=True)
     talk = Talk(deployment, stream=True)
     await talk.say()
     await deployment.prefill.restart()
-    await settled(deployment, 2)
+    await deployment.wait_ready(2)
     # The handle is D's; a new P can read it as well as the old one.
     assert len((await talk.say("Go on.")).attached) == 1
 
 
 async def test_decode_dies_in_the_middle_of_a_stream(deploy: Any) -> None:
-    deployment = await deploy(fresh=True)
+    deployment = await deploy(breaks=True)
     gate = Gate(3)
     deployment.decode.next(Behaviour(gate=gate))
     talk = Talk(deployment, stream=True)
@@ -122,7 +111,7 @@ async def test_decode_dies_in_the_middle_of_a_stream(deploy: Any) -> None:
 
 
 async def test_prefill_dies_with_a_handle_in_hand(deploy: Any) -> None:
-    deployment = await deploy(Spec(prefills=2), fresh=True)
+    deployment = await deploy(TWO_BY_TWO, breaks=True)
     talk = Talk(deployment)
     await talk.say()
     for engine in deployment.prefills:
@@ -139,41 +128,45 @@ async def test_prefill_dies_with_a_handle_in_hand(deploy: Any) -> None:
 
 
 async def test_prefill_hangs_on_the_pull(deploy: Any) -> None:
-    deployment = await deploy(Spec(flags=QUICK), fresh=True)
+    deployment = await deploy(QUICK, breaks=True)
     talk = Talk(deployment, stream=True)
     await talk.say()
-    deployment.prefill.next(Behaviour(fault=Fault(Kind.HANG)), when=with_handle)
+    for engine in deployment.prefills:
+        engine.next(Behaviour(fault=Fault(Kind.HANG)), when=with_handle)
     turn = await talk.say("Go on.")
-    assert [record.handle_id is not None for record in turn.prefills] == [True, False]
-    assert turn.prefills[0].fate == "aborted"
+    assert sorted(record.handle_id is not None for record in turn.prefills) == [False, True]
+    assert next(record for record in turn.prefills if record.handle_id).fate == "aborted"
+    for engine in deployment.engines:
+        engine.forget()
     assert len((await talk.say("And then?")).attached) == 1
 
 
-async def test_a_stock_prefill_that_parks_for_ever(deploy: Any) -> None:
+async def test_a_prefill_that_parks_a_failed_load_for_ever(deploy: Any) -> None:
     # Policy "recompute" on a stock P: the load fails and the request waits for KV that never comes (engine-measured 5).
-    deployment = await deploy(Spec(mode="stock", flags=QUICK, connector=(("decoder_ttl", 3.0),)), fresh=True)
-    deployment.prefill.default = Behaviour(load_failure="hang")
+    deployment = await deploy(QUICK, breaks=True)
+    for engine in deployment.prefills:
+        engine.default = Behaviour(load_failure="hang")
     talk = Talk(deployment)
     await talk.say()
+    deployment.fabric.clock.advance(477)
     turn = await talk.say("Go on.")
-    assert [record.handle_id is not None for record in turn.prefills] == [True, False]
+    assert sorted(record.handle_id is not None for record in turn.prefills) == [False, True]
 
 
 async def test_a_frozen_engine_whose_health_is_frozen_too(deploy: Any) -> None:
-    flags = (*QUICK, ("--probe-timeout", "0.2"), ("--prefill-timeout", "0.5"))
-    deployment = await deploy(Spec(prefills=2, flags=flags), fresh=True)
+    deployment = await deploy(QUICK, breaks=True)
     frozen, healthy = deployment.prefills
     frozen.freeze()
-    await settled(deployment, 2)
+    await deployment.wait_ready(3)
     for _ in range(3):
         await Talk(deployment).say()
     assert len(healthy.generates) == 3
     frozen.thaw()
-    await settled(deployment, 3)
+    await deployment.wait_ready(4)
 
 
 async def test_a_breaker_keeps_work_from_what_always_fails(deploy: Any) -> None:
-    deployment = await deploy(Spec(prefills=2), fresh=True)
+    deployment = await deploy(TWO_BY_TWO, breaks=True)
     bad, good = deployment.prefills
     bad.default = Behaviour(fault=Fault(Kind.STATUS, status=500))
     for _ in range(12):
@@ -182,9 +175,8 @@ async def test_a_breaker_keeps_work_from_what_always_fails(deploy: Any) -> None:
     assert len(bad.generates) <= 4
 
 
-async def test_engines_that_are_not_up_yet(deploy: Any) -> None:
+async def test_engines_that_are_not_up_yet() -> None:
     deployment = Deployment(Spec())
-    await deployment.prefill.start()
     deployment.decode.port = free_ports(1)[0]
     starting = deployment.decode.start
     deployment.decode.start = _nothing  # type: ignore[method-assign]

@@ -6,6 +6,7 @@ through once, what is counted as upstream calls. Engines that die or restart are
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -14,18 +15,8 @@ import pytest
 from support.chat import Talk, assert_right, send
 from support.deployment import Spec
 from support.fake_engine import Behaviour, Fault, Kind, Point, with_handle
+from support.specs import QUICK
 
-QUICK = Spec(
-    prefills=2,
-    decodes=2,
-    flags=(
-        ("--pull-timeout", "0.3"),
-        ("--prefill-timeout", "0.6"),
-        ("--first-byte-timeout", "0.5"),
-        ("--answer-timeout", "0.6"),
-        ("--idle-timeout", "0.4"),
-    ),
-)
 TOO_LONG = json.dumps({"error": {"message": "too long, says P", "type": "BadRequestError", "param": None, "code": 400}})
 
 
@@ -194,13 +185,15 @@ async def test_a_stream_without_done_that_says_why_it_finished(deploy: Any, kind
         engine.next(Behaviour(fault=Fault(kind, Point.BEFORE_DONE)))
     turn = await talk.say(check=False)
     assert turn.text == deployment.right(turn.body).content
+    for engine in deployment.engines:
+        engine.forget()
     after = await talk.say("Go on.")
     assert len(after.attached) == (1 if kind is Kind.TRUNCATE else 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_nothing_helps(deploy: Any, stream: bool) -> None:
-    deployment = await deploy(fresh=True)
+    deployment = await deploy(breaks=True)
     deployment.decode.default = Behaviour(fault=Fault(Kind.STATUS, status=500))
     talk = Talk(deployment, stream=stream)
     turn = await talk.say(check=False)
@@ -211,7 +204,7 @@ async def test_nothing_helps(deploy: Any, stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_prefill_that_offers_no_blocks(deploy: Any, stream: bool) -> None:
-    deployment = await deploy(fresh=True)
+    deployment = await deploy(breaks=True)
     deployment.prefill.default = Behaviour(handle_on="none")
     talk = Talk(deployment, stream=stream)
     for _ in range(2):
@@ -222,14 +215,24 @@ async def test_prefill_that_offers_no_blocks(deploy: Any, stream: bool) -> None:
 
 
 async def test_an_engine_drops_idle_connections(deploy: Any) -> None:
-    import asyncio
-
-    deployment = await deploy(Spec(engine=(("keepalive_timeout", 0.05),)), fresh=True)
+    deployment = await deploy(Spec(engine=(("keepalive_timeout", 1.0),)), fresh=True)
     talk = Talk(deployment, stream=True)
-    for _ in range(4):
+    for _ in range(2):
         turn = await talk.say()
         assert len(turn.decodes) == 1
-        await asyncio.sleep(0.06)
+        await asyncio.sleep(1.1)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_an_engine_that_is_full_says_when_to_come_back(deploy: Any, status: int) -> None:
+    deployment = await deploy()
+    full = Fault(Kind.STATUS, Point.BEFORE_ADMISSION, status, TOO_LONG.encode(), {"Retry-After": "7"})
+    deployment.prefill.default = Behaviour(fault=full)
+    turn = await Talk(deployment).say(check=False)
+    assert turn.status == status
+    assert turn.headers["Retry-After"] == "7"
+    assert turn.json == json.loads(TOO_LONG)
+    assert len(turn.prefills) == 2
 
 
 async def test_client_errors_of_the_engines_own_checks(deploy: Any) -> None:

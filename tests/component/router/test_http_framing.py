@@ -74,9 +74,11 @@ async def test_pipelined_requests_are_answered_in_order(deploy: Any) -> None:
         {"model": "tiny", "messages": [{"role": "user", "content": f"{number} {TEXT}"}], "stream": number % 2 == 1}
         for number in range(4)
     ]
-    deployment.decode.next(Behaviour(first_byte_delay=0.1))
+    hold = asyncio.Event()
+    deployment.decode.next(Behaviour(hold=hold))
     async with RawConnection(deployment.router.port) as raw:
         await raw.send(b"".join(post(CHAT, body) for body in bodies))
+        asyncio.get_running_loop().call_later(0.1, hold.set)
         for body in bodies:
             answer = await raw.answer()
             right = deployment.right(body).content

@@ -10,6 +10,7 @@ import pytest
 from support.chat import Talk
 from support.deployment import Deployment, Spec
 from support.fake_engine import Behaviour, Fault, Kind, with_handle
+from support.specs import NEVER_PULLS
 
 STAGES = ("eligible", "found", "live", "attached", "proven", "pulled")
 
@@ -84,7 +85,7 @@ async def test_each_drop_has_a_reason(deploy: Any) -> None:
 
 async def test_pulled_tokens_are_what_prefill_reports(deploy: Any) -> None:
     # Decode's usage says that everything was cached; only prefill knows (E18).
-    deployment = await deploy(Spec(connector=(("recompute_threshold", 1_000_000),)))
+    deployment = await deploy(NEVER_PULLS)
     talk = Talk(deployment)
     await talk.say()
     watching = await watch(deployment)
@@ -118,7 +119,7 @@ async def test_retries_are_counted_by_reason(deploy: Any) -> None:
 
 
 async def test_readiness(deploy: Any) -> None:
-    deployment = await deploy(fresh=True)
+    deployment = await deploy(breaks=True)
     await deployment.router.wait_ready()
     await deployment.decode.kill()
     await deployment.router.wait_ready(False)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from support.chat import TEXT, Talk, assert_right, send
-from support.deployment import Spec
+from support.deployment import EXTRAS, Spec
+from support.specs import TWO_BY_TWO
 
 BODY_IDS = ("conversation_id", "session_id", "prompt_cache_key", "previous_response_id")
 HEADER_IDS = ("X-Session-ID", "X-Conversation-ID")
@@ -90,24 +91,16 @@ async def test_completions_with_token_ids(deploy: Any) -> None:
 
 
 async def test_the_handle_travels_unchanged(deploy: Any) -> None:
-    # The judge in the fake engine compares every key; these are the ones a whitelist or a number format would lose.
-    extras = {"x_list": [[1, [2.5, None]], {"ü": "🙂\u2028"}], "x_big": 2**62, "x_float": 1e300, "x_empty": {}}
-    deployment = await deploy(Spec(connector=(("handle_extras", _Frozen(extras)),)))
+    # The judge in the fake engine compares every key of every handle; see `deployment.EXTRAS`.
+    deployment = await deploy()
     for stream in (False, True):
         talk = Talk(deployment, stream=stream)
         await talk.say()
         turn = await talk.say("More.")
         assert len(turn.attached) == 1
         sent = turn.prefills[0].params
-        assert {key: sent[key] for key in extras} == extras
+        assert {key: sent[key] for key in EXTRAS} == EXTRAS
         assert sent["remote_blocks_expiry_time"] > 0
-
-
-class _Frozen(dict[str, Any]):
-    """A mapping that can be part of a spec."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(repr(self))
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -122,9 +115,9 @@ async def test_another_tenant_with_the_same_id_and_text_gets_nothing(deploy: Any
     assert len((await mine.say("Go on.")).attached) == 1
 
 
-@pytest.mark.parametrize(("policy", "attached"), [("no-reuse", 0), ("reuse", 1)])
-async def test_requests_without_a_principal(deploy: Any, policy: str, attached: int) -> None:
-    deployment = await deploy(Spec(flags=(("--anonymous", policy),)))
+@pytest.mark.parametrize(("flags", "attached"), [((), 0), ((("--anonymous", "reuse"),), 1)])
+async def test_requests_without_a_principal(deploy: Any, flags: Any, attached: int) -> None:
+    deployment = await deploy(Spec(flags=flags))
     talk = Talk(deployment, tenant=None, conversation_id="anonymous")
     await talk.say()
     assert len((await talk.say("Go on.")).attached) == attached
@@ -177,7 +170,7 @@ async def test_conversations_do_not_mix(deploy: Any) -> None:
 
 
 async def test_two_pairs_the_holder_is_preferred(deploy: Any) -> None:
-    deployment = await deploy(Spec(prefills=2, decodes=2))
+    deployment = await deploy(TWO_BY_TWO)
     talks = [Talk(deployment, stream=True) for _ in range(4)]
     homes: dict[int, str] = {}
     for round_ in range(3):

@@ -10,6 +10,8 @@ import pytest
 from support.chat import Talk, send
 from support.deployment import Spec
 from support.fake_engine import Behaviour, Fault, Kind, Point, with_handle
+from support.specs import NEVER_PULLS
+from support.waiting import until
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -44,7 +46,7 @@ async def test_a_retry_goes_without_the_handle(deploy: Any, fault: Kind) -> None
 
 
 async def test_below_the_engines_threshold_the_handle_is_spent_all_the_same(deploy: Any) -> None:
-    deployment = await deploy(Spec(connector=(("recompute_threshold", 1_000_000),)))
+    deployment = await deploy(NEVER_PULLS)
     talk = Talk(deployment)
     await talk.say()
     for _ in range(2):
@@ -69,11 +71,17 @@ async def test_a_late_answer_does_not_replace_a_newer_turn(deploy: Any) -> None:
     deployment = await deploy()
     talk = Talk(deployment, conversation_id="late")
     await talk.say()
-    slow = Behaviour(first_byte_delay=0.4)
-    deployment.decode.next(slow)
-    late = asyncio.create_task(send(deployment, talk.body("The slow branch."), talk.headers))
-    await asyncio.sleep(0.15)
+    hold = asyncio.Event()
+    deployment.decode.next(Behaviour(hold=hold))
+    body = talk.body("The slow branch.")
+    late = asyncio.create_task(send(deployment, body, talk.headers))
+
+    async def decoding() -> bool:
+        return len(deployment.decode.generates) == 2
+
+    await until(decoding)
     await talk.say("The quick branch.")
+    hold.set()
     await late
     turn = await talk.say("And then?")
     assert turn.pulled > 150

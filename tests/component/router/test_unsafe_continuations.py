@@ -15,6 +15,7 @@ from support.chat import TEXT, Talk
 from support.deployment import Deployment, Spec
 from support.fake_engine import AnswerStyle, Behaviour, Template
 
+TRAPS = Template(strips_reasoning=True, reserialises_tools=True)
 MODES = ["verified", "stock"]
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
@@ -123,7 +124,7 @@ async def test_tools_removed_or_reordered(deploy: Any, mode: Any) -> None:
 @pytest.mark.parametrize("strips", [True, False])
 @pytest.mark.parametrize("mode", MODES)
 async def test_reasoning_between_turns(deploy: Any, mode: Any, strips: bool, reasoning: Any, stream: bool) -> None:
-    deployment = await deploy(Spec(mode=mode, template=Template(strips_reasoning=strips)))
+    deployment = await deploy(Spec(mode=mode, template=TRAPS if strips else Template()))
     style = AnswerStyle(reasoning=reasoning)
     for engine in deployment.decodes:
         engine.default = Behaviour(style=style)
@@ -142,7 +143,7 @@ async def test_reasoning_between_turns(deploy: Any, mode: Any, strips: bool, rea
 @pytest.mark.parametrize("reserialises", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 async def test_tool_calls(deploy: Any, mode: Any, reserialises: bool, stream: bool) -> None:
-    deployment = await deploy(Spec(mode=mode, template=Template(reserialises_tools=reserialises)))
+    deployment = await deploy(Spec(mode=mode, template=TRAPS if reserialises else Template()))
     style = AnswerStyle(calls_tool=True)
     deployment.decode.default = Behaviour(style=style)
     talk = Talk(deployment, stream=stream, style=style, tools=TOOLS)

@@ -31,7 +31,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="tiny", help="served name")
     parser.add_argument("--mode", choices=("stock", "verified"), default="verified", help="connector to imitate")
     parser.add_argument("--no-bidirectional", action="store_true")
-    parser.add_argument("--blocks", type=int, default=8192)
+    parser.add_argument("--blocks", type=int, default=1 << 18)
     parser.add_argument("--ttl", type=float, default=480.0, help="decode blocks' lease in seconds")
     parser.add_argument("--words", type=int, default=4, help="words per answer")
     parser.add_argument("--event-delay", type=float, default=0.0, help="seconds between stream events")

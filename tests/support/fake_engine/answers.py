@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -153,4 +154,4 @@ def _parse(tokens: Sequence[int], style: AnswerStyle, stopped: bool) -> Answer:
 
 
 def _packed(tokens: Sequence[int]) -> bytes:
-    return b"".join(token.to_bytes(4, "little") for token in tokens)
+    return array("I", tokens).tobytes()

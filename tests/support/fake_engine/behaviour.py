@@ -98,12 +98,14 @@ class Behaviour:
         style: the shape of the answer.
         handle_on: which event of a stream carries the handle; ``extra`` is an event of its own.
         edit_handle: changes the handle on its way out (malformed handles). The judge then knows the edited one.
-        first_byte_delay, event_delay: seconds before the first byte and between events.
+        hold: wait for this before the first byte of any answer, after the KV is there.
+        event_delay: seconds between events.
         piece_chars: characters per content event.
         cuts: byte offsets at which the stream is cut into separate writes; None writes event by event.
         cut_delay: seconds between those writes.
         gate: hold the stream at one event.
         line_end, data_space, comments: SSE dialect.
+        comment_bytes: length of each comment, to make a stream large at little cost.
         gzip: compress when the request accepts it.
         load_failure: what a client sees when KV cannot be loaded: a 500, finish reason "error", or nothing for ever.
         errors_carry_params: error bodies and error events contain a handle, as a careless engine might.
@@ -114,7 +116,7 @@ class Behaviour:
     style: AnswerStyle = field(default_factory=AnswerStyle)
     handle_on: HandlePlace = "finish"
     edit_handle: Callable[[dict[str, Any]], Any] | None = None
-    first_byte_delay: float = 0.0
+    hold: asyncio.Event | None = None
     event_delay: float = 0.0
     piece_chars: int = 12
     cuts: tuple[int, ...] | None = None
@@ -123,6 +125,7 @@ class Behaviour:
     line_end: bytes = b"\n"
     data_space: bool = True
     comments: bool = False
+    comment_bytes: int = 0
     gzip: bool = False
     load_failure: Literal["fail", "finish_error", "hang"] = "fail"
     errors_carry_params: bool = False

@@ -7,6 +7,7 @@ its number, and a reader who still holds the number then reads that somebody's t
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -18,7 +19,7 @@ def prefix_hashes(tokens: Sequence[int], block_tokens: int, salt: str) -> list[b
     chain = hashlib.blake2b(salt.encode(), digest_size=16)
     hashes = []
     for end in range(block_tokens, len(tokens) + 1, block_tokens):
-        chain.update(b"".join(token.to_bytes(4, "little") for token in tokens[end - block_tokens : end]))
+        chain.update(array("I", tokens[end - block_tokens : end]).tobytes())
         hashes.append(chain.digest())
     return hashes
 
@@ -30,16 +31,18 @@ class BlockPool:
         self.count = count
         self.block_tokens = block_tokens
         self._caches = caches_prefixes
-        self._contents = [BlockContent(b"", []) for _ in range(count)]
-        self._references = [0] * count
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
+        # Only blocks that were ever given out have entries, so that a large memory costs nothing.
+        self._fresh = 0
+        self._contents: dict[int, BlockContent] = {}
+        self._references: dict[int, int] = {}
+        self._freed: OrderedDict[int, None] = OrderedDict()
         self._cached: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
 
     @property
     def free(self) -> int:
         """Number of blocks that nobody holds."""
-        return len(self._free)
+        return self.count - self._fresh + len(self._freed)
 
     def allocate(self, count: int) -> list[int]:
         """Take ``count`` blocks; their old content is still in them until the caller writes.
@@ -47,11 +50,14 @@ class BlockPool:
         Raises:
             MemoryError: when fewer are free.
         """
-        if count > len(self._free):
-            raise MemoryError(f"{count} blocks wanted, {len(self._free)} free")
+        if count > self.free:
+            raise MemoryError(f"{count} blocks wanted, {self.free} free")
         taken = []
         for _ in range(count):
-            number, _none = self._free.popitem(last=False)
+            if self._fresh < self.count:
+                number, self._fresh = self._fresh, self._fresh + 1
+            else:
+                number, _none = self._freed.popitem(last=False)
             self._forget(number)
             self._references[number] = 1
             taken.append(number)
@@ -62,15 +68,15 @@ class BlockPool:
         for number in reversed(numbers):
             self._references[number] -= 1
             if self._references[number] == 0:
-                self._free[number] = None
+                self._freed[number] = None
 
     def write(self, number: int, content: BlockContent) -> None:
         """Store a copy of ``content``."""
         self._contents[number] = BlockContent(content.context, list(content.tokens))
 
     def read(self, number: int) -> BlockContent:
-        """What is in a block now, whoever put it there. A number that does not exist reads as an empty block."""
-        return self._contents[number] if number < self.count else BlockContent(b"", [])
+        """What is in a block now, whoever put it there. One that was never written reads as empty."""
+        return self._contents.get(number) or BlockContent(b"", [])
 
     def cached_prefix(self, hashes: Sequence[bytes]) -> list[int]:
         """Take the blocks of the longest cached prefix, sharing them with whoever else holds them."""
@@ -82,7 +88,7 @@ class BlockPool:
             found.append(number)
         for number in found:
             self._references[number] += 1
-            self._free.pop(number, None)
+            self._freed.pop(number, None)
         return found
 
     def remember(self, numbers: Sequence[int], hashes: Sequence[bytes]) -> None:

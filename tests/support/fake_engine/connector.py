@@ -43,7 +43,7 @@ class ConnectorConfig:
     mode: Literal["stock", "verified"] = "verified"
     bidirectional: bool = True
     block_tokens: int = 16
-    blocks: int = 8192
+    blocks: int = 1 << 18
     prefix_caching: bool | None = None
     decoder_ttl: float = 480.0
     lease: float = 30.0

@@ -159,7 +159,8 @@ class Exchange:
         reply = wire.Reply(
             self.chat, self.public_id, int(time.time()), body["model"], answers, record.prompt_tokens or 0, cached, body
         )
-        await asyncio.sleep(self.behaviour.first_byte_delay)
+        if self.behaviour.hold is not None:
+            await self.behaviour.hold.wait()
         self._fault_if(Point.BEFORE_HEADERS)
         if self._is_fault(Kind.HANG, Point.BEFORE_HEADERS):
             await _for_ever()

@@ -88,7 +88,8 @@ def encode_event(event: Event, behaviour: Behaviour) -> bytes:
     """One event as it goes over the wire, in the SSE dialect asked for."""
     end = behaviour.line_end
     start = b"data: " if behaviour.data_space else b"data:"
-    lead = b": keep-alive" + end + end if behaviour.comments and event.kind == "content" else b""
+    comment = b": keep-alive" + b"." * behaviour.comment_bytes
+    lead = comment + end + end if behaviour.comments and event.kind == "content" else b""
     text = b"[DONE]" if event.data is None else json.dumps(event.data, ensure_ascii=False).encode()
     return lead + start + text + end + end
 
