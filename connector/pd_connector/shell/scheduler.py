@@ -8,11 +8,13 @@ request's life: `on_new_request`, then any number of `get_num_new_matched_tokens
 from __future__ import annotations
 
 import secrets
-from typing import Any
+import time
+from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 from vllm.v1.request import RequestStatus
 
 from pd_connector import compat
@@ -25,6 +27,10 @@ from pd_connector.shell.listener import serve_handshakes
 from pd_wire import names, proof
 
 logger = init_logger("vllm.pd_connector")
+
+IDLE_PAUSE: Final = 0.001
+IDLE_PAUSE_CPU: Final = 0.01
+"""Seconds. Where the engine computes on the cores that it polls with, a poll costs what a neighbour could use."""
 
 
 class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
@@ -39,6 +45,7 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._spent = SpentHandles()
         # Drawn per start: fingerprints of one start say nothing about another's.
         self._proof_key = secrets.token_bytes(proof.KEY_BYTES)
+        self._idle_pause = IDLE_PAUSE_CPU if current_platform.device_type == "cpu" else IDLE_PAUSE
         self._engine = Engine(
             block_tokens=self.block_size,
             groups=len(kv_cache_config.transfer_groups),
@@ -129,6 +136,17 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             self._reqs_in_batch.add(request.request_id)
         self.pd_ledger.advance(entry, Event.FINISHED_RETAINED if delayed else Event.FINISHED)
         return delayed, _completed(params, entry, shown)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        """Breathe when a step has nothing to compute.
+
+        While a finished request's blocks are kept, vLLM's engine core steps without end and without a pause, and each
+        step wakes every worker: one retained turn keeps all of an engine's processes busy for its whole TTL. vLLM
+        itself pauses 1 ms when requests are unfinished and nothing ran; kept blocks are no reason to do otherwise.
+        """
+        if not scheduler_output.total_num_scheduled_tokens and not self._reqs_need_recv and not self._reqs_need_send:
+            time.sleep(self._idle_pause)
+        return super().build_connector_meta(scheduler_output)
 
     # --- parts ----------------------------------------------------------------------------------
 
