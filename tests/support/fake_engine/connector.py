@@ -2,7 +2,7 @@
 
 It follows vLLM's pull connector (0.32) rule by rule, faults included, because a router must be safe against the real
 one: reads are positional, a freed block reads as whatever is in it now, the remote list is cut to its tail. In
-``verified`` mode it behaves like our own connector on top of that.
+``verified`` mode our own connector's decisions come on top (`verified`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pd_wire import names, proof
-from pd_wire.handle import decoder_handle_fault
-from pd_wire.report import Report, Verdict
+from pd_connector.core.admission import Admission, Leg
+from pd_wire import names
 from support.fake_engine.answers import BlockContent, next_context, root_context
 from support.fake_engine.blocks import BlockPool, prefix_hashes
 from support.fake_engine.fabric import Fabric
+from support.fake_engine.verified import Verifier, report_of
 
 EXPIRY_MARGIN = 5.0
 """Seconds before the end of a lease from which on vLLM declines to read."""
@@ -64,7 +64,7 @@ class Run:
     blocks: list[int] = field(default_factory=list)
     local: int = 0
     pulled: int = 0
-    report: Report | None = None
+    admission: Admission | None = None
     pulling_from: str | None = None
     done: bool = False
 
@@ -91,7 +91,7 @@ class Connector:
         self.pull_delay = 0.0
         self._retained: dict[str, Retained] = {}
         self._clock_offset = secrets.randbelow(1_000_000) + 0.25
-        self._proof_key = secrets.token_bytes(proof.KEY_BYTES)
+        self._verifier = Verifier(config.block_tokens, bidirectional=config.bidirectional)
         fabric.join(self)
 
     # --- what the outside may look at ---------------------------------------------------------
@@ -139,7 +139,7 @@ class Connector:
         reusable = hashes[: (len(prompt) - 1) // size]
         run.blocks = self.pool.cached_prefix(reusable)
         run.local = len(run.blocks) * size
-        params = self._checked_params(run)
+        params = self._judged_params(run)
         count = self._matched_tokens(run, params)
         if params is not None and params.get("remote_block_ids"):
             if count > 0:
@@ -168,12 +168,14 @@ class Connector:
         if not params:
             self.pool.release(run.blocks)
             return None
-        to_decode = bool(params.get("do_remote_decode"))
-        wanted = to_decode or (self.config.bidirectional and self._retention_wanted(params))
-        if not wanted:
+        to_decode = bool(params.get("do_remote_decode")) if run.admission is None else run.admission.leg is Leg.PREFILL
+        extra: dict[str, Any] | None = {}
+        if run.admission is not None:
+            extra = self._own_keys(run, run.admission, tokens, to_decode=to_decode)
+        if extra is None or not (to_decode or self.config.bidirectional):
             self.pool.release(run.blocks)
             return None
-        return self._retain(run, tokens, to_decode=to_decode)
+        return self._retain(run, tokens, extra, to_decode=to_decode)
 
     def abort(self, run: Run) -> None:
         """End a request from outside: no handle, and its blocks are free at once. Harmless after the end."""
@@ -195,44 +197,18 @@ class Connector:
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _checked_params(self, run: Run) -> dict[str, Any] | None:
-        """The params as the match hook sees them; our connector cuts them to what it can prove."""
-        params = run.params
-        if params is None or self.config.mode == "stock" or not params.get("do_remote_decode"):
-            return params
-        if not params.get("remote_block_ids"):
-            return params
-        if not self.config.bidirectional:
-            return None
-        fault = decoder_handle_fault(params, require_expiry=False)
-        if fault is not None:
-            run.report = Report(Verdict.MALFORMED, fault, 0, run.local, 0)
-            return None
-        proven, verdict, reason = self._proven(params, run)
-        size = self.config.block_tokens
-        cut = {
-            **params,
-            "remote_block_ids": [params["remote_block_ids"][0][: proven // size]],
-            "remote_num_tokens": proven,
-        }
-        matched = self._matched_tokens(run, cut)
-        run.report = Report(verdict, reason, proven, run.local, matched)
-        if proven == 0:
-            self._notify(params)
-            return None
-        return cut
-
-    def _proven(self, params: Mapping[str, Any], run: Run) -> tuple[int, Verdict, str]:
-        try:
-            given = proof.decode(params.get(names.PROOF_KEY))
-        except proof.ProofError as error:
-            return 0, Verdict.UNPROVEN, str(error)
-        blocks = min(proof.matching_blocks(given, run.tokens, _scope(run)), len(params["remote_block_ids"][0]))
-        tokens = blocks * given.block_tokens
-        if blocks == 0:
-            return 0, Verdict.UNPROVEN, "no block matches"
-        whole = min(given.blocks, len(run.tokens) // given.block_tokens)
-        return (tokens, Verdict.PROVEN, "") if blocks >= whole else (tokens, Verdict.TRIMMED, "later blocks differ")
+    def _judged_params(self, run: Run) -> Mapping[str, Any] | None:
+        """The params that vLLM's hooks act on; in verified mode our connector has judged and cut them first."""
+        if self.config.mode == "stock" or run.params is None:
+            return run.params
+        given = run.params
+        run.admission = admission = self._verifier.judge(given, run.tokens, run.model, run.salt)
+        run.params = admission.params
+        if admission.may_pull:
+            return admission.params
+        if admission.notify:
+            self._notify(given)
+        return None
 
     def _matched_tokens(self, run: Run, params: Mapping[str, Any] | None) -> int:
         """`get_num_new_matched_tokens`: how many tokens beyond the local hits come from elsewhere."""
@@ -325,10 +301,14 @@ class Connector:
             held = held + list(tokens[first + len(held) : first + size])
             self.pool.write(run.blocks[index], BlockContent(context, held))
 
-    def _retention_wanted(self, params: Mapping[str, Any]) -> bool:
-        return self.config.mode == "stock" or params.get(names.RETAIN_KEY) is not False
+    def _own_keys(self, run: Run, admission: Admission, tokens: list[int], *, to_decode: bool) -> dict[str, Any] | None:
+        """Our connector's part of the handle; None when it would not keep the blocks."""
+        if to_decode:
+            report = report_of(admission, run.local, run.pulled)
+            return {} if report is None else {names.REPORT_KEY: report}
+        return self._verifier.prove(tokens, run.model, run.salt) if admission.retain else None
 
-    def _retain(self, run: Run, tokens: list[int], *, to_decode: bool) -> dict[str, Any]:
+    def _retain(self, run: Run, tokens: list[int], extra: dict[str, Any], *, to_decode: bool) -> dict[str, Any]:
         config = self.config
         ttl = config.lease if to_decode else config.decoder_ttl
         expiry = self.fabric.clock.now() + ttl
@@ -350,20 +330,10 @@ class Connector:
             "remote_blocks_expiry_time": None if to_decode else expiry + self._clock_offset,
             "transfer_mode": "read",
             **config.handle_extras,
+            **extra,
         }
-        if config.mode == "verified":
-            if not to_decode:
-                marks = proof.fingerprint_blocks(tokens, config.block_tokens, self._proof_key, _scope(run))
-                handle[names.PROOF_KEY] = proof.encode(proof.Proof(config.block_tokens, self._proof_key, marks))
-                handle[names.MODE_KEY] = names.MODE_PINNED
-            elif run.report is not None:
-                handle[names.REPORT_KEY] = run.report.as_json()
         self.fabric.issue(run.request_id, self.engine_id, handle)
         return handle
 
     def _free_retained(self, request_id: str) -> None:
         self.pool.release(self._retained.pop(request_id).blocks)
-
-
-def _scope(run: Run) -> bytes:
-    return f"{run.model}\0{run.salt}".encode()
