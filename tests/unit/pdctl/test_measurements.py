@@ -134,4 +134,4 @@ def test_pictures_show_the_same_figures():
     assert bars[-1].on_compute == 70
     assert bars[-1].on_transfer == 10
     assert bars[-1].on == 80
-    assert bars[0].label == "2,000\nturn 1 (cold)"
+    assert [bar.tick for bar in bars] == list(off.ticks) == ["2,000\nturn 1 (cold)", "4,000\nturn 2", "6,000\nturn 3"]

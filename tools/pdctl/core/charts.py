@@ -17,13 +17,14 @@ class Line:
     middle: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
+    ticks: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class BarPair:
     """One prompt length in the prefill picture, in milliseconds. The ON bar is compute with transfer on top."""
 
-    label: str
+    tick: str
     off: float
     on_compute: float
     on_transfer: float
@@ -43,7 +44,7 @@ def prefill_bars(rows: Sequence[Row]) -> tuple[BarPair, ...]:
     """A pair of bars per turn."""
     return tuple(
         BarPair(
-            f"{row.prompt_tokens:,}\nturn {row.turn}" + (" (cold)" if row.turn == 1 else ""),
+            _tick(row),
             row.off.prefill_ms,
             row.on.compute_ms,
             min(row.on.transfer_ms, row.on.prefill_ms),
@@ -59,4 +60,9 @@ def _line(label: str, rows: Sequence[Row], figures: Sequence[Figures]) -> Line:
         tuple(one.ttft_ms for one in figures),
         tuple(one.ttft_span[0] for one in figures),
         tuple(one.ttft_span[1] for one in figures),
+        tuple(_tick(row) for row in rows),
     )
+
+
+def _tick(row: Row) -> str:
+    return f"{row.prompt_tokens:,}\nturn {row.turn}" + (" (cold)" if row.turn == 1 else "")

@@ -25,6 +25,8 @@ TRANSFER_COLOUR: Final = "#ff9f40"
 SIZE: Final = (8.4, 5.0)
 DPI: Final = 130
 BAR_WIDTH: Final = 0.38
+HEADROOM: Final = 1.12
+"""Room above the highest point for its label."""
 
 
 def draw_ttft(path: Path, off: Line, on: Line, subtitle: str) -> None:
@@ -42,17 +44,7 @@ def draw_ttft(path: Path, off: Line, on: Line, subtitle: str) -> None:
             color=colour,
             fontweight="bold",
         )
-    axes.annotate(
-        "turn 1: nothing to reuse yet",
-        (off.prompt_tokens[0], max(off.middle[0], on.middle[0])),
-        textcoords="offset points",
-        xytext=(-4, 22),
-        fontsize=9,
-        color="#555555",
-        arrowprops={"arrowstyle": "-", "color": "#999999"},
-    )
-    axes.set_xticks(off.prompt_tokens)
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.set_xticks(off.prompt_tokens, off.ticks)
     axes.set_xlabel("prompt length (tokens)")
     axes.set_ylabel("time to first token at the client (ms)")
     _finish(figure, axes, path)
@@ -75,12 +67,11 @@ def draw_prefill(path: Path, bars: Sequence[BarPair], subtitle: str) -> None:
         color=TRANSFER_COLOUR,
         label="ON: KV transfer",
     )
-    for where, heights in ((left, [bar.off for bar in bars]), (right, [bar.on for bar in bars])):
-        for at, height in zip(where, heights, strict=True):
-            axes.annotate(
-                f"{height:,.0f}", (at, height), textcoords="offset points", xytext=(0, 3), ha="center", fontsize=8
-            )
-    axes.set_xticks(list(places), [bar.label for bar in bars])
+    for at, bar in zip(left, bars, strict=True):
+        _above(axes, at, bar.off, f"{bar.off:,.0f}")
+    for at, bar in zip(right, bars, strict=True):
+        _above(axes, at, bar.on, f"{bar.on:,.0f}" + (f"\nKV {bar.on_transfer:,.0f}" if bar.on_transfer else ""))
+    axes.set_xticks(list(places), [bar.tick for bar in bars])
     axes.set_xlabel("prompt length (tokens)")
     axes.set_ylabel("prefill duration at the router (ms)")
     _finish(figure, axes, path)
@@ -88,20 +79,24 @@ def draw_prefill(path: Path, bars: Sequence[BarPair], subtitle: str) -> None:
 
 def _figure(title: str, subtitle: str) -> tuple[Figure, Axes]:
     figure, axes = pyplot.subplots(figsize=SIZE, dpi=DPI)
-    figure.suptitle(title, x=0.02, ha="left", fontsize=14, fontweight="bold")
-    axes.set_title(subtitle, loc="left", fontsize=9, color="#555555")
+    axes.set_title(title, loc="left", fontsize=14, fontweight="bold", pad=26)
+    axes.text(0, 1.025, subtitle, transform=axes.transAxes, fontsize=9, color="#555555")
     return figure, axes
 
 
+def _above(axes: Axes, at: float, height: float, text: str) -> None:
+    axes.annotate(text, (at, height), textcoords="offset points", xytext=(0, 3), ha="center", fontsize=8)
+
+
 def _finish(figure: Figure, axes: Axes, path: Path) -> None:
-    axes.set_ylim(bottom=0)
-    axes.margins(y=0.15)
+    axes.set_ylim(0, axes.dataLim.ymax * HEADROOM)
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.grid(axis="y", color="#e3e3e3")
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.legend(frameon=False, loc="upper left")
+    # Beside the title, where no bar or line can reach it.
+    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.07), ncols=3, borderaxespad=0)
     figure.tight_layout()
     figure.savefig(path)
     pyplot.close(figure)
