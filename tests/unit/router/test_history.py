@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
@@ -201,6 +201,7 @@ def test_text_cannot_imitate_the_border_between_messages() -> None:
         assert chat(one).history != chat(other).history
 
 
+@settings(deadline=None)
 @given(
     messages=st.lists(
         st.tuples(st.sampled_from(["user", "assistant", "tool"]), st.text(max_size=5)), min_size=1, max_size=8

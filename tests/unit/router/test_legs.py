@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pd_router.core.cutting import strip_json
@@ -166,11 +166,13 @@ _JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(handle=st.dictionaries(st.text(max_size=12), _JSON, max_size=8))
 def test_every_key_of_a_handle_reaches_the_prefill_body_unchanged(handle: dict[str, Any]) -> None:
     assert prefill(Api.CHAT, handle)["kv_transfer_params"] == handle
 
 
+@settings(deadline=None)
 @given(handle=st.dictionaries(st.text(max_size=12), _JSON, min_size=1, max_size=8), api=st.sampled_from(Api))
 def test_golden_way_of_a_handle_through_answer_and_next_prefill(handle: dict[str, Any], api: Api) -> None:
     text = json.dumps(handle, ensure_ascii=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pd_router.core.placement import Engine, Loads, choose_decode, choose_prefill
@@ -110,6 +110,7 @@ def test_equals_take_turns() -> None:
     assert seen == ["a", "b", "d"] * 2
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 99), st.integers(0, 3)), max_size=30))
 def test_leases_balance_however_often_they_are_closed(opened: list[tuple[str, int, int]]) -> None:
     loads = Loads()

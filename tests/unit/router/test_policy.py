@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pd_router.core.history import make_reply
@@ -165,6 +165,7 @@ def test_a_dropped_entry_still_names_its_holder() -> None:
     assert decision.entry.holder == "d1"
 
 
+@settings(deadline=None)
 @given(st.floats(0, 2000), st.floats(1, 1000))
 def test_freshness_is_age_below_ttl(age: float, ttl: float) -> None:
     kept = entry()

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pd_router.core.fields import Api
@@ -89,6 +89,7 @@ _VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(extra=st.dictionaries(st.sampled_from(["tools", "extra_body", "x", *SPELLINGS]), _VALUES, max_size=4))
 def test_what_is_left_is_the_input_without_those_keys(extra: dict[str, Any]) -> None:
     request = {"model": "m", "prompt": TEXT, **extra}

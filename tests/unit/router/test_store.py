@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pd_router.core.cutting import strip_json
@@ -79,6 +79,7 @@ _STEPS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(steps=_STEPS)
 def test_books_balance_after_any_history(steps: list[tuple[str, Any]]) -> None:
     store = MemoryStore(8_000, 4, TTL, ENGINE_TTL)

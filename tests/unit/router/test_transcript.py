@@ -128,6 +128,7 @@ def test_nothing_breaks_the_reader(stream: bytes) -> None:
     assert not seen.finished
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_bytes_do_not_break_the_reader(noise: bytes) -> None:
     read([noise, b"data: ", noise, b"\n\n"])
