@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -61,6 +62,8 @@ class Runner:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison; returns the exit status."""
     options = _parse(arguments)
+    # The programs are in sessions of their own: being told to stop has to reach the `finally` that ends them.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         return _compare(options)
     except PerfError as error:
