@@ -64,6 +64,20 @@ def test_byte_by_byte_and_event_by_event(recorded: Recorded) -> None:
     assert_clean(recorded, [recorded.raw])
 
 
+@pytest.mark.parametrize("recorded", EXHAUSTIVE, ids=named)
+def test_an_event_goes_out_with_its_last_byte(recorded: Recorded) -> None:
+    blank = recorded.raw[-2:] if recorded.raw[-4:] != b"\r\n\r\n" else b"\r\n\r\n"
+    dirty, clean = recorded.raw.split(blank), recorded.clean.split(blank)
+    seen, at = SseFilter(), 0
+    for before, after in zip(dirty[:-1], clean[:-1], strict=True):
+        event = before + blank
+        for byte in range(len(event) - 1):
+            assert seen.feed(event[byte : byte + 1]) == b""
+        assert seen.feed(event[-1:]) == after + blank
+        at += len(event)
+    assert at == len(recorded.raw)
+
+
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), recorded=st.sampled_from(VARIANTS))
 def test_cut_into_many_parts(data: st.DataObject, recorded: Recorded) -> None:
@@ -141,6 +155,7 @@ def test_handle_spread_over_data_lines() -> None:
         ),
         (b'{"x":["kv_transfer_params"],"kv_transfer_params":{"b":2}}', b'{"x":["kv_transfer_params"]}'),
         (b'{"x":"\\"kv_transfer_params\\":1","kv_transfer_params":{"b":2}}', b'{"x":"\\"kv_transfer_params\\":1"}'),
+        (b'{"x\\"kv_transfer_params":1,"kv_transfer_params":{"b":2}}', b'{"x\\"kv_transfer_params":1}'),
         (b'{"kv_transfer_params" : {"b":2}\t,\t"x":1}', b'{\t"x":1}'),
     ],
 )
