@@ -59,6 +59,19 @@ class FakeWorld:
                 found[pid] = name
         return found
 
+    def segments_left(self) -> list[str]:
+        """Shared memory that a fake made and nobody removed."""
+        made = [path.name for path in (self.folder / "segments").iterdir()]
+        assert made
+        return [name for name in made if Path("/dev/shm", name.lstrip("/")).exists()]
+
+    def wait_until_no_segments(self, seconds: float) -> None:
+        """Until no shared memory is left; fails with the names of what is."""
+        deadline = time.monotonic() + seconds
+        while left := self.segments_left():
+            assert time.monotonic() < deadline, f"left in shared memory: {left}"
+            time.sleep(0.02)
+
     def wait_for_workers(self, count: int) -> None:
         """Until that many workers have come into being."""
         deadline = time.monotonic() + 20

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import shared_memory
 from pathlib import Path
 
 FOLDER = Path(os.environ["FAKE_DIR"])
@@ -34,6 +35,10 @@ def main() -> None:
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import fake_program as f; f.worker({name!r})"
     )
     subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    # Shared memory, which outlives a killed process unless somebody removes it.
+    segment = shared_memory.SharedMemory(create=True, size=64)
+    (FOLDER / "segments").mkdir(exist_ok=True)
+    (FOLDER / "segments" / segment.name).touch()
     print("x" * 200_000, flush=True)
     http.server.ThreadingHTTPServer(("127.0.0.1", port), Answer).serve_forever()
 

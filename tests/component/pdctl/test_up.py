@@ -98,6 +98,7 @@ def test_sigkill_of_pdctl_leaves_no_orphan(up, world):
     assert up.process is not None
     up.process.kill()
     world.wait_until_empty(10)
+    world.wait_until_no_segments(5)
 
 
 def test_a_death_stops_everything_and_says_which_and_why(up, world):

@@ -60,7 +60,8 @@ async def _measure_and_show(
     run = DemoRun(plan, conversations, out, engine_python, console)
     try:
         with run.stage("tiny model"):
-            model = cached_tiny_model(console.say)
+            # In a thread, so that Ctrl-C is answered meanwhile.
+            model = await asyncio.to_thread(cached_tiny_model, console.say)
         await run.both_legs(model)
     except (ModelMakerError, StartError, PlayError) as error:
         console.settle()

@@ -26,6 +26,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 CLEAN_UP_SECONDS = 20.0
 KILL_INTERVAL = 0.01
+TRACKER_SECONDS = 3.0
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -44,9 +45,12 @@ def main(arguments: list[str]) -> int:
         _tell(control, f"started {child.pid}\n")
         _serve(control, child)
     finally:
-        kill_descendants()
-    if child.returncode is not None:
-        _tell(control, f"exited {child.returncode}\n")
+        statuses = kill_descendants()
+    returncode = child.returncode
+    if returncode is None and child.pid in statuses:
+        returncode = os.waitstatus_to_exitcode(statuses[child.pid])
+    if returncode is not None:
+        _tell(control, f"exited {returncode}\n")
     return 0
 
 
@@ -73,31 +77,50 @@ def _serve(control: socket.socket, child: subprocess.Popen[bytes]) -> None:
                 (os.killpg if whom == "group" else os.kill)(child.pid, int(number))
 
 
-def kill_descendants() -> None:
-    """SIGKILL everything below this process, again and again until nothing is left."""
-    deadline = time.monotonic() + CLEAN_UP_SECONDS
-    while time.monotonic() < deadline:
-        for pid in _descendants():
+def kill_descendants() -> dict[int, int]:
+    """SIGKILL everything below this process, again and again until nothing is left.
+
+    Python's resource trackers get a moment: they end by themselves when the processes that they serve are gone, and
+    take along what those left in shared memory, which stays allocated otherwise.
+
+    Returns the wait status of each direct child.
+    """
+    begun = time.monotonic()
+    statuses: dict[int, int] = {}
+    while time.monotonic() - begun < CLEAN_UP_SECONDS:
+        _kill_all(_descendants(), begun)
+        try:
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                statuses[ended[0]] = ended[1]
+        except ChildProcessError:
+            break
+        time.sleep(KILL_INTERVAL)
+    return statuses
+
+
+def _kill_all(pids: list[int], begun: float) -> None:
+    for pid in pids:
+        if time.monotonic() - begun > TRACKER_SECONDS or not _is_tracker(pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return
-        time.sleep(KILL_INTERVAL)
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"resource_tracker" in file.read()
+    except OSError:
+        return False
 
 
 def kill_marked(mark: str) -> None:
     """SIGKILL every process of this user that was started with ``mark`` (NAME=VALUE) in its environment.
 
-    Blocks until there is none, or for ``CLEAN_UP_SECONDS`` at most.
+    Blocks until there is none, or for ``CLEAN_UP_SECONDS`` at most. Resource trackers get their moment here, too.
     """
-    deadline = time.monotonic() + CLEAN_UP_SECONDS
-    while (pids := _marked(mark.encode())) and time.monotonic() < deadline:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    begun = time.monotonic()
+    while (pids := _marked(mark.encode())) and time.monotonic() - begun < CLEAN_UP_SECONDS:
+        _kill_all(pids, begun)
         time.sleep(KILL_INTERVAL)
 
 

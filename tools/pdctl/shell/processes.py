@@ -107,7 +107,6 @@ class ManagedProcess:
 
     async def kill(self) -> Exit:
         """SIGKILL to the command and everything below it, now."""
-        self.signal_group(signal.SIGKILL)
         self.let_go()
         return await asyncio.wait_for(self.wait(), KILL_SECONDS)
 
