@@ -150,11 +150,14 @@ def error_of(event: Any) -> dict[str, Any] | None:
 
 
 def bears_content(event: Any) -> bool:
-    """Whether a client would see something happen: text, reasoning, a call, or the end."""
+    """Whether a client would see something happen: text, reasoning, a call, or a good end.
+
+    A turn that ends in an error before anything else has been said can still be tried again.
+    """
     if not isinstance(event, dict):
         return False
     for choice in _choices(event):
-        if choice.get("finish_reason") or choice.get("text"):
+        if choice.get("finish_reason") not in (None, "", "error", "abort") or choice.get("text"):
             return True
         delta = choice.get("delta")
         if isinstance(delta, dict) and any(delta.get(name) for name in _CONTENT_FIELDS):

@@ -99,7 +99,7 @@ class Responder:
     def begin_stream(self, status: int, headers: Iterable[tuple[bytes, bytes]], first: bytes = b"") -> None:
         """Send the head of an answer whose length is not known, and its first bytes in the same write."""
         self.started = True
-        self._chunked = not self._http_1_0
+        self._chunked = not self._http_1_0 and not self._head_only
         if self._http_1_0:
             self._keep_alive = False
         framing = b"transfer-encoding: chunked\r\n" if self._chunked else b""
@@ -109,6 +109,13 @@ class Responder:
         """Send body bytes of a stream."""
         if data and not self._head_only:
             self._conn.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def write_framed(self, data: bytes, framed: bytes) -> None:
+        """Send body bytes that are already one chunk of HTTP/1.1, without building the same chunk again."""
+        if self._chunked:
+            self._conn.write(framed)
+        else:
+            self.write(data)
 
     def end(self, data: bytes = b"", *, close: bool = False) -> None:
         """Finish a stream, with `data` as its last bytes."""

@@ -57,10 +57,6 @@ class Context:
         tenancy = self.settings.tenancy
         return tenant_of(headers, tenancy.source, tenancy.anonymous)
 
-    def hosts(self) -> frozenset[str]:
-        """Hosts that a handle may name."""
-        return self.fleet.hosts() | self.settings.allowed_hosts
-
     def member(self, key: str) -> Member:
         """An engine that a snapshot named."""
         member = self.fleet.member(key)

@@ -39,15 +39,24 @@ class Member:
 class Fleet:
     """All engines that this router may use."""
 
-    def __init__(self, metrics: Metrics, purge: Callable[[str], int], on_gone: Callable[[Member], None]) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        allowed_hosts: frozenset[str],
+        purge: Callable[[str], int],
+        on_gone: Callable[[Member], None],
+    ) -> None:
         self._metrics = metrics
         self._purge = purge
         self._on_gone = on_gone
+        self._allowed = allowed_hosts
         self._members: dict[str, Member] = {}
+        self._hosts: frozenset[str] | None = None
 
     def add(self, member: Member) -> None:
         """A new engine, not ready until discovery says so."""
         self._members[member.key] = member
+        self._hosts = None
         self._metrics.engine_ready.labels(member.role, member.key).set(0)
 
     def member(self, key: str) -> Member | None:
@@ -76,7 +85,12 @@ class Fleet:
 
     def hosts(self) -> frozenset[str]:
         """Hosts that a decode engine's handle may name: those in its URL and those that answered from there."""
-        found: set[str] = set()
+        if self._hosts is None:
+            self._hosts = self._find_hosts()
+        return self._hosts
+
+    def _find_hosts(self) -> frozenset[str]:
+        found = set(self._allowed)
         for member in self._members.values():
             if member.role == ROLE_DECODE:
                 found.add(member.address.host)
@@ -109,6 +123,7 @@ class Fleet:
         """The engine answered from this address."""
         if peer:
             self._members[key].peers.add(peer)
+            self._hosts = None
 
     def describe(self, loads: Loads) -> list[dict[str, Any]]:
         """For `/debug/fleet`."""

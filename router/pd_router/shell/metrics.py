@@ -12,20 +12,35 @@ from prometheus_client.registry import Collector
 _LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
+class Bound(dict[str, Counter]):
+    """The children of a counter with one label, each looked up once: `labels()` costs more than the increment."""
+
+    def __init__(self, counter: Counter) -> None:
+        super().__init__()
+        self._counter = counter
+
+    def __missing__(self, value: str) -> Counter:
+        child: Counter = self._counter.labels(value)
+        self[value] = child
+        return child
+
+
 class Metrics:
     """All metrics of one router."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = self._counter("requests", "Requests answered", "api", "status")
-        self.endings = self._counter("endings", "Decode legs by how they ended", "ending")
-        self.funnel = self._counter(
-            "reuse_stage",
-            "Turns that reached a stage of reuse: eligible, found, live, attached, proven, pulled",
-            "stage",
+        self.endings = Bound(self._counter("endings", "Decode legs by how they ended", "ending"))
+        self.funnel = Bound(
+            self._counter(
+                "reuse_stage",
+                "Turns that reached a stage of reuse: eligible, found, live, attached, proven, pulled",
+                "stage",
+            )
         )
-        self.drops = self._counter("reuse_drop", "Turns that left the reuse funnel, by reason", "reason")
-        self.linked = self._counter("linked", "Handles found, by what linked the turns", "by")
+        self.drops = Bound(self._counter("reuse_drop", "Turns that left the reuse funnel, by reason", "reason"))
+        self.linked = Bound(self._counter("linked", "Handles found, by what linked the turns", "by"))
         self.pulled = self._counter(
             "pulled_tokens", "Tokens that prefill read back from decode, as prefill reports them"
         )
@@ -33,12 +48,12 @@ class Metrics:
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens, as decode reports them")
         self.retries = self._counter("retries", "Turns tried again, by what failed", "leg", "reason")
         self.leg_failures = self._counter("leg_failures", "Legs that failed", "leg", "reason")
-        self.disconnects = self._counter(
-            "client_disconnects", "Clients that left before their answer was complete", "stage"
+        self.disconnects = Bound(
+            self._counter("client_disconnects", "Clients that left before their answer was complete", "stage")
         )
         self.stored = self._counter("handles_stored", "Handles kept for a next turn")
-        self.not_stored = self._counter(
-            "handles_not_stored", "Finished turns without a handle to keep, by reason", "reason"
+        self.not_stored = Bound(
+            self._counter("handles_not_stored", "Finished turns without a handle to keep, by reason", "reason")
         )
         self.queue_seconds = self._histogram("queue_seconds", "Waiting for admission")
         self.prefill_seconds = self._histogram("prefill_seconds", "Prefill leg, request to answer")

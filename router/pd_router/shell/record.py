@@ -39,17 +39,17 @@ class TurnRecord:
 
     def stage(self, name: str) -> None:
         """The turn reached a stage of the reuse funnel."""
-        self._metrics.funnel.labels(name).inc()
+        self._metrics.funnel[name].inc()
 
     def dropped(self, drop: Drop) -> None:
         """The turn left the reuse funnel."""
-        self._metrics.drops.labels(drop.value).inc()
+        self._metrics.drops[drop.value].inc()
         self.fields["reason"] = drop.value
 
     def attached(self, linked_by: str) -> None:
         """A handle goes out with the prefill."""
         self.stage("attached")
-        self._metrics.linked.labels(linked_by).inc()
+        self._metrics.linked[linked_by].inc()
         self.fields["linked_by"] = linked_by
         self.fields["attached"] = True
 
@@ -89,7 +89,7 @@ class TurnRecord:
 
     def ended(self, ending: Ending) -> None:
         """Decode's answer is over."""
-        self._metrics.endings.labels(ending.value).inc()
+        self._metrics.endings[ending.value].inc()
         self.fields["ending"] = ending.value
 
     def failed(self, failure: LegFailed, attached: bool) -> None:
@@ -110,12 +110,12 @@ class TurnRecord:
 
     def not_stored(self, reason: str) -> None:
         """The turn finished and there is nothing to keep."""
-        self._metrics.not_stored.labels(reason).inc()
+        self._metrics.not_stored[reason].inc()
         self.fields["not_stored"] = reason
 
     def client_left(self, stage: str) -> None:
         """The client is gone."""
-        self._metrics.disconnects.labels(stage).inc()
+        self._metrics.disconnects[stage].inc()
         self.fields["client_left"] = stage
 
     def finish(self, status: int) -> None:

@@ -18,7 +18,7 @@ from pd_router.shell.client import Responder
 from pd_router.shell.context import Context
 from pd_router.shell.legs import LegFailed, relayed_headers
 from pd_router.shell.record import TurnRecord
-from pd_router.shell.upstream import Exchange, Failure
+from pd_router.shell.upstream import Exchange, Failure, LegError
 
 Keep = Callable[[dict[str, Any] | None, Reply | None], None]
 Headers = list[tuple[bytes, bytes]]
@@ -72,7 +72,10 @@ class StreamRelay:
         self._prefilled_at = prefilled_at
         self._filter = SseFilter(context.settings.reuse.reply_cap_bytes)
         self._held: list[bytes] = []
+        self._last = b""
         self._keep: Keep | None = None
+        self._failure: LegFailed | LegError | None = None
+        self._status = 200
 
     async def run(self, keep: Keep) -> int:
         """Relay to the end. Returns the status to record.
@@ -81,40 +84,25 @@ class StreamRelay:
             LegFailed, LegError: decode failed and nothing has reached the client.
         """
         self._keep = keep
-        exchange, responder, stream = self._exchange, self._responder, self._filter
+        exchange, responder = self._exchange, self._responder
         responder.on_pause = exchange.pause
         responder.on_resume = self._resume
-        exchange.on_data = self._data
-        for part in exchange.parts:
-            self._data(part)
+        early = b"".join(exchange.parts)
         exchange.parts.clear()
-        await exchange.ended()
-        responder.on_pause = responder.on_resume = None
-        tail = stream.flush()
-        ending = stream.ending(complete=exchange.complete, aborted=responder.gone)
-        self._record.ended(ending)
-        if responder.gone:
-            return 499
-        if not responder.started:
-            if ending is not Ending.CLEAN:
-                if exchange.failure is not None:
-                    raise exchange.failure
-                detail = "it ended the stream without an answer"
-                raise LegFailed("decode", ending.value, errors.upstream_failed("decode", detail))
-            self._start()
-        if ending is Ending.CLEAN:
-            self._keep_handle()
-            responder.end(tail)
-            return 200
-        if ending is Ending.ERROR_EVENT:
-            responder.end(tail, close=True)
-            return 502
-        lost = errors.upstream_failed("decode", "it ended the stream before the answer was complete")
-        responder.end(tail + error_event(lost), close=True)
-        return 502
+        exchange.on_data = self._data
+        if early:
+            self._data(early)
+        if exchange.complete or exchange.failure is not None:
+            self._end()
+        else:
+            exchange.on_end = self._end
+            await exchange.ended()
+        if self._failure is not None:
+            raise self._failure
+        return self._status
 
-    def _data(self, data: bytes) -> None:
-        """Bytes from decode, once per chunk."""
+    def _data(self, data: bytes, framed: bytes | None = None) -> None:
+        """Bytes from decode, once per read."""
         exchange, stream, responder = self._exchange, self._filter, self._responder
         exchange.deadline = self._now() + self._idle
         try:
@@ -124,16 +112,49 @@ class StreamRelay:
             return
         if _DONE in out[-_DONE_REACH:]:
             self._keep_handle()
-        if responder.started:
-            responder.write(out)
-            return
-        if out:
-            self._held.append(out)
-        if stream.started and stream.error is None:
-            if responder.gone:
-                exchange.abort()  # P's blocks have been read by now, and nobody waits for the rest
+        if exchange.complete:
+            self._last = out  # goes out with the end of the answer, in one write
+        elif responder.started:
+            if framed is not None and out is data:
+                responder.write_framed(data, framed)
             else:
-                self._start()
+                responder.write(out)
+        else:
+            if out:
+                self._held.append(out)
+            if stream.started and stream.error is None:
+                if responder.gone:
+                    exchange.abort()  # P's blocks have been read by now, and nobody waits for the rest
+                else:
+                    self._start()
+
+    def _end(self) -> None:
+        """Decode's answer is over. Ends the client's in the same write as the last bytes."""
+        exchange, responder, stream = self._exchange, self._responder, self._filter
+        responder.on_pause = responder.on_resume = None
+        tail = self._last + stream.flush()
+        ending = stream.ending(complete=exchange.complete, aborted=responder.gone)
+        self._record.ended(ending)
+        if responder.gone:
+            self._status = 499
+            return
+        if not responder.started:
+            if ending is not Ending.CLEAN:
+                detail = "it ended the stream without an answer"
+                self._failure = exchange.failure or LegFailed(
+                    "decode", ending.value, errors.upstream_failed("decode", detail)
+                )
+                return
+            self._start()
+        if ending is Ending.CLEAN:
+            self._keep_handle()
+            responder.end(tail)
+            return
+        self._status = 502
+        if ending is not Ending.ERROR_EVENT:
+            lost = errors.upstream_failed("decode", "it ended the stream before the answer was complete")
+            tail += error_event(lost)
+        responder.end(tail, close=True)
 
     def _start(self) -> None:
         self._record.first_content(self._prefilled_at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import secrets
@@ -53,7 +54,7 @@ class Router:
         pool = EnginePool(settings.timeouts.connect)
         reuse = settings.reuse
         store = MemoryStore(reuse.cap_bytes, reuse.cap_entries, reuse.handle_ttl, reuse.engine_ttl)
-        fleet = Fleet(metrics, lambda key: store.purge_holder(key, now()), self._engine_gone)
+        fleet = Fleet(metrics, settings.allowed_hosts, lambda key: store.purge_holder(key, now()), self._engine_gone)
         self.discovery = StaticDiscovery(settings, fleet)
         limits = settings.limits
         self.context = Context(
@@ -183,6 +184,7 @@ async def serve(settings: Settings) -> int:
         await router.stop()
         return 1
     log.info("listening on port %d, admin on port %d", port, admin_port)
+    gc.freeze()  # what start-up made lives as long as the process; collections need not look at it again
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

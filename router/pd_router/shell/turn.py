@@ -137,7 +137,7 @@ class Turn:
             context.store.take(self._keys, now),
             now=now,
             engines=context.fleet.snapshot(ROLE_DECODE, now),
-            hosts=context.hosts(),
+            hosts=context.fleet.hosts(),
             ttl=context.settings.reuse.handle_ttl,
             threshold=context.settings.reuse.recompute_threshold,
         )
@@ -152,7 +152,7 @@ class Turn:
         context = self._context
         if not self._keys or self._tenant is None:
             return
-        fault = judge_handle(handle, context.hosts())
+        fault = judge_handle(handle, context.fleet.hosts())
         if fault is not None or handle is None:
             context.store.forget(self._keys)
             self._record.not_stored(fault or NotStored.NO_HANDLE)
