@@ -158,3 +158,18 @@ def tokens_in_flight(request: Any) -> int:
 def reads_no_cache(request: Any) -> bool:
     """Whether the request wants every prompt token computed."""
     return bool(request.get_skip_reading_prefix_cache())
+
+
+def rest_between_steps() -> None:
+    """Let this process wait for its next message instead of spinning for it. For engines that compute on the CPU.
+
+    vLLM's workers spin on shared memory until a second has passed without a message. With KV blocks kept after a turn a
+    message comes every few milliseconds, so on a CPU an idle engine takes whole cores from its neighbours, prefill from
+    decode and both from the router. Changes nothing where this vLLM has no such spinning.
+    """
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    waiting = getattr(shm_broadcast, "SpinCondition", None)
+    if waiting is not None:
+        # A property wins over the value that each instance was given, also for those that exist by now.
+        waiting.busy_loop_s = property(lambda _: 0.0, lambda _, __: None)

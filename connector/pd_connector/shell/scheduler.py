@@ -28,7 +28,6 @@ from pd_wire import names, proof
 
 logger = init_logger("vllm.pd_connector")
 
-IDLE_PAUSE: Final = 0.001
 IDLE_PAUSE_CPU: Final = 0.01
 """Seconds. Where the engine computes on the cores that it polls with, a poll costs what a neighbour could use."""
 
@@ -45,7 +44,7 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._spent = SpentHandles()
         # Drawn per start: fingerprints of one start say nothing about another's.
         self._proof_key = secrets.token_bytes(proof.KEY_BYTES)
-        self._idle_pause = IDLE_PAUSE_CPU if current_platform.device_type == "cpu" else IDLE_PAUSE
+        self._idle_pause = IDLE_PAUSE_CPU if current_platform.device_type == "cpu" else 0.0
         self._engine = Engine(
             block_tokens=self.block_size,
             groups=len(kv_cache_config.transfer_groups),
@@ -138,13 +137,17 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         return delayed, _completed(params, entry, shown)
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
-        """Breathe when a step has nothing to compute.
+        """Breathe, on a CPU, when a step has nothing to compute.
 
-        While a finished request's blocks are kept, vLLM's engine core steps without end and without a pause, and each
-        step wakes every worker: one retained turn keeps all of an engine's processes busy for its whole TTL. vLLM
-        itself pauses 1 ms when requests are unfinished and nothing ran; kept blocks are no reason to do otherwise.
+        While a finished request's blocks are kept, vLLM's engine core steps a thousand times a second, and each step
+        wakes every worker: one retained turn keeps an engine's processes busy for its whole TTL.
         """
-        if not scheduler_output.total_num_scheduled_tokens and not self._reqs_need_recv and not self._reqs_need_send:
+        if (
+            self._idle_pause
+            and not scheduler_output.total_num_scheduled_tokens
+            and not self._reqs_need_recv
+            and not self._reqs_need_send
+        ):
             time.sleep(self._idle_pause)
         return super().build_connector_meta(scheduler_output)
 
