@@ -1,0 +1,170 @@
+"""What must hold for an engine to start: hooks, configuration keys, refusals, the streamed handle, the side channel."""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+from typing import Any
+
+
+def case_the_hooks_are_as_expected(lab: Any) -> None:
+    from pd_connector import compat
+
+    version = compat.require_supported(lab.version)
+    assert compat.OLDEST <= version <= compat.NEWEST
+    assert compat.hook_faults(lab.scheduler_class(stock=True)) == []
+    assert compat.state_faults(lab.side("prefill", stock=True)) == []
+
+
+def case_vllm_reads_exactly_the_known_keys(lab: Any) -> None:
+    import vllm.distributed.kv_transfer.kv_connector.v1.nixl as package
+
+    from pd_wire import names
+
+    folder = Path(str(package.__file__)).parent
+    read = set()
+    for file in folder.glob("*.py"):
+        if file.name.startswith("push"):
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "get_from_extra_config":
+                read.add(ast.literal_eval(node.args[0]))
+    assert read == names.EXTRA_CONFIG_KEYS
+
+
+def case_a_good_configuration_starts(lab: Any) -> None:
+    connector = lab.connector(lab.config(role="prefill"))
+    assert type(connector.connector_scheduler).__name__ == "PDPullScheduler"
+    assert connector.connector_worker is None
+
+
+def case_bad_configurations_are_refused(lab: Any) -> None:
+    from pd_connector.core.startup import ConfigurationRefused
+
+    for change, wanted in (
+        ({"extra": {"bidirectional_kv_transfer": True}}, "did you mean bidirectional_kv_xfer"),
+        ({"extra": {"push_registration_timeout": 3}}, "only pull is supported"),
+        ({"extra": {"bidirectional_kv_xfer": "true"}}, "must be true or false"),
+        ({"extra": {"decoder_kv_blocks_ttl": 3}}, "decoder_kv_blocks_ttl must be more than 5 seconds"),
+        ({"engine_id": "decode-1"}, "engine_id 'decode-1' is fixed"),
+    ):
+        refusal = ""
+        try:
+            lab.connector(lab.config(role="decode", **change))
+        except ConfigurationRefused as error:
+            refusal = str(error)
+        assert wanted in refusal, change
+
+
+def case_an_unarmed_api_server_is_noticed(lab: Any) -> None:
+    import multiprocessing
+
+    from pd_connector import compat
+    from pd_connector.core.startup import HandleInStream
+    from pd_connector.shell import stream
+
+    version = compat.parse_version(lab.version)
+    native = compat.handle_in_stream(version)
+    here = stream.observe(version, {}, started_elsewhere=False)
+    assert here is (HandleInStream.NATIVE if native else HandleInStream.PATCHED)
+    context = multiprocessing.get_context("spawn")
+    assert context is not None
+    real = multiprocessing.parent_process
+    try:
+        multiprocessing.parent_process = lambda: object()  # type: ignore[assignment,return-value]
+        armed = {stream.ARMED_PIDS: f"1,{os.getppid()}"}
+        seen = [stream.observe(version, environ, started_elsewhere=False) for environ in (armed, {})]
+    finally:
+        multiprocessing.parent_process = real
+    expected = [HandleInStream.NATIVE] * 2 if native else [HandleInStream.PATCHED, HandleInStream.MISSING]
+    assert seen == expected
+
+
+def case_the_stream_generators_carry_the_handle(lab: Any) -> None:
+    """By the API server's own source: the generators to be wrapped below 0.33, the field in the chunk from there on."""
+    import vllm
+
+    from pd_connector import compat
+
+    root = Path(str(vllm.__file__)).parent.parent
+    native = compat.handle_in_stream(compat.parse_version(lab.version))
+    for target in compat.STREAM_TARGETS:
+        tree = ast.parse(root.joinpath(*target.module.split(".")).with_suffix(".py").read_text())
+        chunks = [
+            call
+            for call in ast.walk(tree)
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "").endswith("CompletionStreamResponse")
+        ]
+        assert chunks, target
+        sends = any(keyword.arg == "kv_transfer_params" for call in chunks for keyword in call.keywords)
+        assert sends is native, target
+        if native:
+            continue
+        (method,) = (
+            item
+            for owner in tree.body
+            if isinstance(owner, ast.ClassDef) and owner.name == target.owner
+            for item in owner.body
+            if isinstance(item, ast.AsyncFunctionDef) and item.name == target.method
+        )
+        assert target.source in [argument.arg for argument in method.args.args]
+
+
+def case_a_bad_frame_does_not_end_the_listener(lab: Any) -> None:
+    good = _shake_hands_after_bad_frames(lab.scheduler_class(stock=False))
+    assert good == b"payload"
+
+
+def case_stock_listener_ends_on_a_bad_frame(lab: Any) -> None:
+    assert _shake_hands_after_bad_frames(lab.scheduler_class(stock=True)) is None
+
+
+def _shake_hands_after_bad_frames(scheduler: Any) -> bytes | None:
+    import socket
+    import threading
+
+    import msgspec
+    import zmq
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ready, stop = threading.Event(), threading.Event()
+    # vLLM's own thread prints a traceback when it dies; the case looks at the answer instead.
+    threading.excepthook = lambda args: None
+    arguments = ({(0, 0): b"payload"}, ready, stop, "127.0.0.1", port)
+    thread = threading.Thread(target=scheduler._nixl_handshake_listener, args=arguments, daemon=True)
+    thread.start()
+    assert ready.wait(10)
+    pack = msgspec.msgpack.encode
+    answer = None
+    context = zmq.Context()
+    try:
+        for frame in (b"\xff\xff", pack((GET_META_MSG, 7, 9)), pack("x")):
+            _ask(context, port, frame, 300)
+        for _ in range(10):
+            answer = _ask(context, port, pack((GET_META_MSG, 0, 0)), 1000)
+            if answer is not None:
+                break
+    finally:
+        stop.set()
+        thread.join(10)
+        context.destroy(linger=0)
+    return answer
+
+
+def _ask(context: Any, port: int, frame: bytes, patience_ms: int) -> bytes | None:
+    import zmq
+
+    with context.socket(zmq.REQ) as peer:
+        peer.setsockopt(zmq.LINGER, 0)
+        peer.setsockopt(zmq.RCVTIMEO, patience_ms)
+        peer.connect(f"tcp://127.0.0.1:{port}")
+        peer.send(frame)
+        try:
+            payload: bytes = peer.recv_multipart()[0]
+        except zmq.Again:
+            return None
+        return payload
