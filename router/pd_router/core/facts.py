@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pd_router.core import history
 from pd_router.core.errors import bad_field, unknown_model
-from pd_router.core.fields import NOT_IN_PROMPT, PROMPT, SCOPE_DEFAULTS, Api
+from pd_router.core.fields import NOT_IN_PROMPT, PROMPT, RENDERED_BY_SOME, SCOPE_DEFAULTS, Api
 from pd_router.core.jsontext import encode
 from pd_router.core.sanitize import strip_deep
 from pd_wire.names import ID_FIELDS, ID_HEADERS
@@ -183,6 +183,10 @@ def inexact_option(body: Mapping[str, Any]) -> str | None:
     for name in _MOVES_THE_PROMPT:
         if body.get(name):
             return name
+    for name in RENDERED_BY_SOME:
+        # Not part of the scope (see there), so two turns that differ in it meet; only a proof can tell them apart then.
+        if body.get(name) is not None and body[name] != SCOPE_DEFAULTS[Api.CHAT].get(name):
+            return name
     if body.get("add_generation_prompt") is False:
         return "add_generation_prompt"
     if body.get("include_reasoning") is False:
@@ -190,7 +194,7 @@ def inexact_option(body: Mapping[str, Any]) -> str | None:
     return None
 
 
-def read_scope(api: Api, body: Mapping[str, Any], model: str) -> tuple[bytes, bytes]:
+def read_scope(api: Api, body: Mapping[str, Any], model: str, rendered: frozenset[str]) -> tuple[bytes, bytes]:
     """Digest of what besides the prompt field shapes the prompt, and the text in which lost integers would show.
 
     Raises:
@@ -203,7 +207,7 @@ def read_scope(api: Api, body: Mapping[str, Any], model: str) -> tuple[bytes, by
     for name, value in body.items():
         if name == prompt_field or value is None:
             continue
-        if name in NOT_IN_PROMPT:
+        if name in NOT_IN_PROMPT or (name in RENDERED_BY_SOME - rendered and value != "none"):
             if type(value) is dict or type(value) is list:
                 others.append(value)
         elif defaults.get(name, _UNSET) != value:

@@ -173,7 +173,7 @@ def _prepare(
     prompt = facts.read_messages(body) if api is Api.CHAT else facts.read_prompt(body)
     alone = facts.decode_alone(body, prompt)
     fault = alone or facts.link_fault(body, prompt)
-    scope, readable = facts.read_scope(api, body, model)
+    scope, readable = facts.read_scope(api, body, model, rendered)
     if not exact and lost_integers(readable):
         raise _IntegersLost
     talk = prompt.conversation

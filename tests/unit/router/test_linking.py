@@ -38,8 +38,6 @@ SHAPING: list[tuple[str, Any]] = [
     ("tools", [{**TOOL, "function": {**TOOL["function"], "description": "e"}}]),  # type: ignore[dict-item]
     ("tools", [{**TOOL, "function": {**TOOL["function"], "parameters": {"a": 1, "b": [2, 1]}}}]),  # type: ignore[dict-item]
     ("tool_choice", "none"),
-    ("tool_choice", "required"),
-    ("tool_choice", {"type": "function", "function": {"name": "f"}}),
     ("chat_template", "{{ messages }}"),
     ("chat_template_kwargs", {"enable_thinking": False}),
     ("chat_template_kwargs", {"enable_thinking": True}),
@@ -53,7 +51,6 @@ SHAPING: list[tuple[str, Any]] = [
     ("cache_salt", "b"),
     ("mm_processor_kwargs", {"num_crops": 4}),
     ("media_io_kwargs", {"video": {"num_frames": 4}}),
-    ("response_format", {"type": "json_object"}),
     ("truncation_side", "left"),
     ("vllm_xargs", {"a": 1}),
     ("a_field_of_the_future", 1),
@@ -75,12 +72,32 @@ NOT_SHAPING: list[tuple[str, Any]] = [
     ("request_id", "r"),
     ("min_tokens", 3),
     ("tool_choice", "auto"),
+    ("tool_choice", "required"),
+    ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+    ("response_format", {"type": "json_object"}),
     ("tools", None),
     ("add_generation_prompt", True),
     ("continue_final_message", False),
     ("add_special_tokens", False),
     ("kv_transfer_params", {"a": 1}),
 ]
+
+
+RENDERED: list[tuple[str, Any]] = [
+    ("tool_choice", "required"),
+    ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+    ("response_format", {"type": "json_object"}),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), RENDERED)
+def test_what_some_renderers_write_counts_where_a_deployment_says_so(name: str, value: Any) -> None:
+    raw = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], name: value}).encode()
+    scopes = {
+        prepare(Api.CHAT, raw, {}, frozenset({"m"}), rendered).scope for rendered in (frozenset(), frozenset({name}))
+    }
+    assert len(scopes) == 2
+    assert prepare(Api.CHAT, raw, {}, frozenset({"m"})).inexact == name
 
 
 def test_no_two_shaping_fields_meet() -> None:
