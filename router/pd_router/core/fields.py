@@ -112,7 +112,8 @@ _BOOKKEEPING: Final = frozenset(
 RENDERED_BY_SOME: Final = frozenset({"response_format", "tool_choice"})
 """Kimi K3's renderer writes both into the prompt, Cohere's the first; most write neither, and agents change both from
 turn to turn. They are part of the scope, and kept on the prefill leg, only where a deployment says that its renderer
-uses them; elsewhere a turn that sets one needs a proof. `tool_choice: none` is always part of it: it may hide the tools."""
+uses them; elsewhere a turn that sets one needs a proof. `tool_choice: none` is always part of it, as it may hide the
+tools."""
 
 PREFILL_DROPPED: Final = _OUTPUT | {"response_format"}
 NOT_IN_PROMPT: Final = _SAMPLING | _OUTPUT | _BOOKKEEPING
