@@ -9,7 +9,7 @@ import asyncio
 import io
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,9 @@ from support.legs import events_of
 
 TEXT = "Please describe the harbour in the morning, the boats, the gulls, and what the old pilot said about it. " * 2
 """Long enough for a handle to be worth using: more than 64 tokens."""
+
+CONTENT = b"kv="
+"""What every answer of a fake engine begins with."""
 
 _numbers = itertools.count(1)
 
@@ -122,10 +125,25 @@ class Talk:
         said = [] if text is None else [{"role": "user", "content": first + text}]
         return {**self.fields, "messages": [*self.messages, *said], **fields}
 
-    async def say(self, text: str = TEXT, *, check: bool = True, **fields: Any) -> Turn:
-        """Say something and remember the answer; with ``check``, fail unless it is the right one."""
+    async def say(
+        self,
+        text: str | None = TEXT,
+        *,
+        check: bool = True,
+        at_content: Callable[[], object] | None = None,
+        **fields: Any,
+    ) -> Turn:
+        """Say something and remember the answer; with ``check``, fail unless it is the right one.
+
+        ``text`` None adds no message. ``at_content`` is called when the first content has arrived.
+        """
+
+        def seen(raw: bytes) -> None:
+            if at_content is not None and CONTENT in raw:
+                at_content()
+
         body = self.body(text, **fields)
-        turn = await send(self.deployment, body, self.headers)
+        turn = await send(self.deployment, body, self.headers, seen=seen)
         if check:
             assert turn.status == 200, turn.raw
             assert_right(self.deployment, turn, self.style)
@@ -154,8 +172,12 @@ async def send(
     *,
     path: str | None = None,
     seconds: float = 30.0,
+    seen: Callable[[bytes], object] | None = None,
 ) -> Turn:
-    """POST one body to the router, reading the answer to its end however it ends."""
+    """POST one body to the router, reading the answer to its end however it ends.
+
+    ``seen`` is called with the body so far whenever a piece of it has arrived.
+    """
     parsed = json.loads(body) if isinstance(body, bytes) and _is_json(body) else body
     parsed = dict(parsed) if isinstance(parsed, Mapping) else {}
     path = path or ("/v1/completions" if "prompt" in parsed else "/v1/chat/completions")
@@ -174,6 +196,8 @@ async def send(
             deployment.seen.append(b"\r\n".join(b": ".join(pair) for pair in response.raw_headers))
             async for piece in response.content.iter_any():
                 turn.raw += piece
+                if seen is not None:
+                    seen(turn.raw)
     except (aiohttp.ClientError, ConnectionError) as error:
         turn.error = type(error).__name__
     deployment.seen.append(turn.raw)

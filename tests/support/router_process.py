@@ -27,6 +27,7 @@ FLAGS: Mapping[str, str] = {
     "--prefill-timeout": "10",
     "--pull-timeout": "10",
     "--first-byte-timeout": "10",
+    "--answer-timeout": "20",
     "--idle-timeout": "10",
     "--drain-timeout": "10",
     "--probe-interval": "0.1",

@@ -81,16 +81,17 @@ async def test_before_a_legs_first_byte(deploy: Any, leg: str, attached: bool, s
     assert (await talk.say("Still there?")).attached == []
 
 
+@pytest.mark.parametrize("place", ["finish", "first"])
 @pytest.mark.parametrize("event", range(6))
 @pytest.mark.parametrize("attached", [False, True])
-async def test_in_front_of_each_event_of_the_stream(deploy: Any, attached: bool, event: int) -> None:
+async def test_in_front_of_each_event_of_the_stream(deploy: Any, attached: bool, event: int, place: Any) -> None:
     # Events: role, three pieces, finish with the handle, [DONE].
     deployment = await deploy()
-    talk = Talk(deployment, stream=True, conversation_id=f"cut-{attached}-{event}")
+    talk = Talk(deployment, stream=True, conversation_id=f"cut-{attached}-{event}-{place}")
     if attached:
         await talk.say()
     gate = Gate(event)
-    deployment.decode.next(Behaviour(gate=gate, piece_chars=20))
+    deployment.decode.next(Behaviour(gate=gate, piece_chars=20, handle_on=place))
     async with RawConnection(deployment.router.port) as raw:
         await raw.send(post(CHAT, talk.body(TEXT), *lines(talk)))
         await gate.reached.wait()

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from support.chat import TEXT, Talk, Turn, assert_right, send
+from support.chat import TEXT, Talk, Turn, assert_right
 from support.deployment import Spec
 from support.fake_engine import Behaviour, Gate
 from support.router_process import RouterFailed, RouterProcess
@@ -59,9 +59,9 @@ async def test_the_drain_timeout_ends_what_does_not(deploy: Any) -> None:
     deployment = await deploy(Spec(flags=(("--drain-timeout", "0.3"),)), fresh=True)
     gate = Gate(2)
     deployment.decode.next(Behaviour(gate=gate))
-    talk = Talk(deployment, stream=True)
-    running = asyncio.create_task(send(deployment, talk.body(TEXT), talk.headers))
-    await gate.reached.wait()
+    content = asyncio.Event()
+    running = asyncio.create_task(Talk(deployment, stream=True).say(check=False, at_content=content.set))
+    await content.wait()
     deployment.router.terminate()
     assert await deployment.router.wait(5) == 0
     turn = await running

@@ -98,11 +98,11 @@ async def test_prefill_restarts_between_turns(deploy: Any) -> None:
 
 async def test_decode_dies_in_the_middle_of_a_stream(deploy: Any) -> None:
     deployment = await deploy(breaks=True)
-    gate = Gate(3)
-    deployment.decode.next(Behaviour(gate=gate))
+    deployment.decode.next(Behaviour(gate=Gate(3)))
+    content = asyncio.Event()
     talk = Talk(deployment, stream=True)
-    reading = asyncio.create_task(send(deployment, talk.body("Hello. " * 30), talk.headers))
-    await gate.reached.wait()
+    reading = asyncio.create_task(talk.say(check=False, at_content=content.set))
+    await content.wait()
     await deployment.decode.kill()
     turn = await reading
     assert (turn.status, turn.error) == (200, None)

@@ -14,7 +14,7 @@ import pytest
 
 from support.chat import Talk, assert_right, send
 from support.deployment import Spec
-from support.fake_engine import Behaviour, Fault, Kind, Point, with_handle
+from support.fake_engine import Behaviour, Fault, Gate, Kind, Point, with_handle
 from support.specs import QUICK
 
 TOO_LONG = json.dumps({"error": {"message": "too long, says P", "type": "BadRequestError", "param": None, "code": 400}})
@@ -150,9 +150,11 @@ async def test_decode_fails_after_the_first_content(deploy: Any, fault: Fault) -
     deployment = await deploy(QUICK)
     talk = Talk(deployment, stream=True)
     await talk.say()
+    # The fault comes when the client has the first content for sure; until then the router may try again.
+    gate = Gate(2)
     for engine in deployment.decodes:
-        engine.next(Behaviour(fault=fault))
-    turn = await talk.say("Go on.", check=False)
+        engine.next(Behaviour(fault=fault, gate=gate))
+    turn = await talk.say("Go on.", check=False, at_content=gate.open)
     assert (turn.status, turn.error) == (200, None)
     assert len(turn.decodes) == 1
     errors = [event for event in turn.events if event != "[DONE]" and "error" in event]

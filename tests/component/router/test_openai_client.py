@@ -10,7 +10,7 @@ import pytest
 
 from support.chat import TEXT
 from support.deployment import Deployment
-from support.fake_engine import AnswerStyle, Behaviour, Fault, Kind, Point
+from support.fake_engine import AnswerStyle, Behaviour, Fault, Gate, Kind, Point
 
 TOOLS: list[Any] = [
     {
@@ -127,11 +127,13 @@ async def test_errors_are_the_clients_exceptions(deploy: Any) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             await client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": 5}])  # type: ignore[list-item, misc]
         assert caught.value.param == "messages[0].content"
-        deployment.decode.next(Behaviour(fault=Fault(Kind.CLOSE, Point.AFTER_FIRST_CONTENT)))
+        gate = Gate(2)
+        deployment.decode.next(Behaviour(fault=Fault(Kind.CLOSE, Point.AFTER_FIRST_CONTENT), gate=gate))
         stream = await client.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": TEXT}], stream=True
         )
         with pytest.raises(openai.APIError):
-            async for _chunk in stream:
-                pass
+            async for chunk in stream:
+                if chunk.choices and chunk.choices[0].delta.content:
+                    gate.open()
         assert [model.id async for model in client.models.list()] == ["tiny"]

@@ -62,7 +62,7 @@ async def test_regenerating_after_a_use_sends_nothing_old(deploy: Any) -> None:
     await talk.say("Go on.")
     for _ in range(3):
         del talk.messages[-1]
-        await talk.say(None)  # type: ignore[arg-type]
+        await talk.say(None)
     handles = [record.handle_id for record in deployment.records(deployment.prefills) if record.handle_id]
     assert len(handles) == len(set(handles))
 

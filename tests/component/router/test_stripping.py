@@ -15,7 +15,7 @@ import pytest
 from pd_wire import names
 from support.chat import TEXT, Talk, send
 from support.deployment import Deployment
-from support.fake_engine import AnswerStyle, Behaviour, Fault, Kind, Point
+from support.fake_engine import AnswerStyle, Behaviour, Fault, Gate, Kind, Point
 
 EVIL = {
     "do_remote_decode": True,
@@ -146,8 +146,9 @@ async def test_error_bodies_of_a_careless_engine(deploy: Any, role: str, status:
 async def test_error_events_of_a_careless_engine(deploy: Any) -> None:
     deployment = await deploy()
     for point in (Point.AFTER_FIRST_CONTENT, Point.BEFORE_FINISH):
-        deployment.decode.next(Behaviour(fault=Fault(Kind.ERROR_EVENT, point), errors_carry_params=True))
-        turn = await Talk(deployment, stream=True).say(check=False)
+        gate = Gate(2)
+        deployment.decode.next(Behaviour(fault=Fault(Kind.ERROR_EVENT, point), errors_carry_params=True, gate=gate))
+        turn = await Talk(deployment, stream=True).say(check=False, at_content=gate.open)
         assert any("error" in event for event in turn.events if event != "[DONE]")
 
 

@@ -80,7 +80,7 @@ async def test_edited_history(deploy: Any, mode: Any, edit: Any, by_id: bool) ->
     await talk.say("And then?")
     edit(talk)
     text = None if edit is regenerate else "Go on."
-    turn = await talk.say(text, seed=1)  # type: ignore[arg-type]
+    turn = await talk.say(text, seed=1)
     _only_with_a_proof(deployment, turn.attached)
     await talk.say("And after that?")
 
@@ -150,7 +150,7 @@ async def test_tool_calls(deploy: Any, mode: Any, reserialises: bool, stream: bo
     turn = await talk.say()
     call = turn.message["tool_calls"][0]
     talk.messages.append({"role": "tool", "tool_call_id": call["id"], "content": "rain, 12 degrees"})
-    turn = await talk.say(None)  # type: ignore[arg-type]
+    turn = await talk.say(None)
     _only_with_a_proof(deployment, turn.attached)
     if mode == "verified":
         assert turn.pulled > 100

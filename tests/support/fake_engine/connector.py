@@ -186,11 +186,13 @@ class Connector:
             self.counters["aborted_in_pull"] += 1
         self.pool.release(run.blocks)
 
-    def notified(self, request_id: str, reader: str) -> None:
-        """A reader says that it is done with a request's blocks."""
+    def notified(self, request_id: str, reader: str, *, read: bool) -> None:
+        """A reader says that it is done with a request's blocks, having read them or not."""
         self.expire()
         if request_id not in self._retained:
             self.counters["notifications_after_expiry"] += 1
+            if not read:
+                return
             self.fabric.violate(self.name, f"blocks of unknown request {request_id} were read by {reader}")
             return
         self._free_retained(request_id)
@@ -259,7 +261,7 @@ class Connector:
         run.pulled = count
         self.counters["transfers"] += 1
         self.counters["blocks_pulled"] += wanted
-        remote.notified(params["remote_request_id"], self.name)
+        remote.notified(params["remote_request_id"], self.name, read=True)
 
     def _judge_prompt(self, run: Run, prefilled: tuple[int, ...] | None) -> None:
         if prefilled is not None and prefilled[: len(run.tokens)] != tuple(run.tokens):
@@ -271,7 +273,7 @@ class Connector:
         if remote is None or remote.engine_id != params["remote_engine_id"]:
             self.counters["failed_notifications"] += 1
             return
-        remote.notified(params["remote_request_id"], self.name)
+        remote.notified(params["remote_request_id"], self.name, read=False)
 
     async def _allocate(self, count: int) -> list[int]:
         """Take blocks, waiting for others to end as a scheduler's queue does."""

@@ -184,7 +184,8 @@ class Exchange:
         response.content_length = len(data)
         await response.prepare(self.request)
         await response.write(data[: len(data) // 2])
-        await self._break(fault)
+        # Half of a body with a Content-Length cannot end in order.
+        await self._break(Fault(Kind.CLOSE) if fault.kind is Kind.TRUNCATE else fault)
         return response
 
     async def _stream(self, record: Record, reply: wire.Reply) -> web.StreamResponse:
@@ -207,20 +208,18 @@ class Exchange:
     async def _events(self, reply: wire.Reply, writer: Recutter) -> None:
         behaviour = self.behaviour
         handle = self._finish(reply) if behaviour.handle_on == "first" else None
-        seen: set[str] = set()
         await self._fault_in_stream(Point.AFTER_HEADERS, reply, writer)
+        seen: list[str] = []
         for number, event in enumerate(wire.stream_events(reply, behaviour)):
-            if event.kind == "finish":
-                await self._fault_in_stream(Point.BEFORE_FINISH, reply, writer)
-                if handle is None:
-                    handle = self._finish(reply)
-            if event.kind == "done":
-                await self._fault_in_stream(Point.BEFORE_DONE, reply, writer)
             if behaviour.gate is not None and behaviour.gate.event == number:
                 await writer.flush()
                 await behaviour.gate.pass_through()
             if behaviour.event_delay and number:
                 await asyncio.sleep(behaviour.event_delay)
+            for point in _points(event.kind, seen):
+                await self._fault_in_stream(point, reply, writer)
+            if event.kind == "finish" and handle is None:
+                handle = self._finish(reply)
             carries = event.data is not None and event.kind == behaviour.handle_on and event.kind not in seen
             if carries and handle is not None and event.data is not None:
                 event.data[names.KV_PARAMS] = handle
@@ -228,12 +227,7 @@ class Exchange:
             if self.engine.tap is not None:
                 self.engine.tap(data)
             await writer.write(data)
-            if event.kind not in seen:
-                seen.add(event.kind)
-                if number == 0:
-                    await self._fault_in_stream(Point.AFTER_FIRST_EVENT, reply, writer)
-                if event.kind == "content":
-                    await self._fault_in_stream(Point.AFTER_FIRST_CONTENT, reply, writer)
+            seen.append(event.kind)
 
     def _finish(self, reply: wire.Reply) -> Any:
         """End every run in the engine; the handle of the first, as the plan wants it on the wire."""
@@ -336,6 +330,20 @@ class Exchange:
         self.record.fate = fate
         for run in self.runs:
             self.connector.abort(run)
+
+
+def _points(kind: str, seen: list[str]) -> list[Point]:
+    """The points that lie in front of the next event; ``seen`` are the kinds of those before it."""
+    points = []
+    if len(seen) == 1:
+        points.append(Point.AFTER_FIRST_EVENT)
+    if seen and seen[-1] == "content" and seen.count("content") == 1:
+        points.append(Point.AFTER_FIRST_CONTENT)
+    if kind == "finish":
+        points.append(Point.BEFORE_FINISH)
+    if kind == "done":
+        points.append(Point.BEFORE_DONE)
+    return points
 
 
 def _limit(body: Mapping[str, Any]) -> int | None:
