@@ -207,6 +207,13 @@ class StoreBehaviour:
         assert store.stats(ENGINE_TTL - 1.0).pinned_tokens["d1"] == 100
         assert store.stats(ENGINE_TTL * 1.2).pinned_tokens["d1"] == 0
 
+    def test_pinned_tokens_of_all_times_within_the_ttl_add_up(self) -> None:
+        store = self.make()
+        for number in range(10):
+            store.put(entry(number, arrived=number * 40.0, tokens=10), [b"h%016d" % number], number * 40.0)
+        assert store.stats(400.0).pinned_tokens == {"d1": 100}
+        assert 0 < store.stats(ENGINE_TTL + 200.0).pinned_tokens["d1"] < 100
+
     def test_a_dead_engine_pins_nothing(self) -> None:
         store = self.make()
         store.put(entry(1), [ID_A], 0.0)
