@@ -201,6 +201,16 @@ def test_text_cannot_imitate_the_border_between_messages() -> None:
         assert chat(one).history != chat(other).history
 
 
+def test_fields_cannot_imitate_messages() -> None:
+    two = [{"role": "a", "content": "b", "x": 1}, {"role": "c", "content": "d", "y": 1}]
+    three = [
+        {"role": "a", "content": "b"},
+        {"role": '{"x":1}', "content": "c"},
+        {"role": "d", "content": '{"y":1}'},
+    ]
+    assert read_messages(two).chain.digest() != read_messages(three).chain.digest()
+
+
 @settings(deadline=None)
 @given(
     messages=st.lists(

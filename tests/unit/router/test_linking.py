@@ -112,6 +112,11 @@ def test_what_does_not_shape_the_prompt_is_not_in_the_scope(name: str, value: An
     assert chat(**{name: value}).scope == chat().scope
 
 
+def test_a_model_left_out_is_the_only_one_there_is() -> None:
+    raw = json.dumps({"messages": [USER]}).encode()
+    assert prepare(Api.CHAT, raw, {}, frozenset({"m"})).scope == chat().scope
+
+
 def test_the_apis_do_not_meet() -> None:
     assert chat().scope != completion().scope
     assert completion(add_special_tokens=True).scope == completion().scope
