@@ -19,10 +19,12 @@ QUICK = Spec(
         ("--first-byte-timeout", "1.0"),
         ("--answer-timeout", "1.0"),
         ("--idle-timeout", "0.6"),
-        ("--probe-timeout", "0.5"),
     ),
 )
 """Two pairs behind a router that loses patience at once: for engines that fall silent."""
+
+WATCHED = Spec(prefills=2, decodes=2, flags=(*QUICK.flags, ("--probe-timeout", "0.3")))
+"""`QUICK`, and a health probe that is late after 0.3 s: for engines whose health falls silent too."""
 
 NARROW = Spec(
     flags=(("--handle-ttl", "0.6"), ("--max-inflight", "1"), ("--max-queue", "1"), ("--max-body-bytes", "20000"))

@@ -68,12 +68,9 @@ class Walk:
         self.change(talk)
         if self.draw.random() < 0.1:
             await self.leave(talk)
-        turn = await talk.say(
-            self.draw.choice(["Go on.", "And then? " + TEXT, "Why?"]),
-            check=False,
-            stream=self.draw.random() < 0.6,
-            **({"max_tokens": 15} if self.draw.random() < 0.2 else {}),
-        )
+        fields: dict[str, Any] = {"max_tokens": 15} if self.draw.random() < 0.2 else {}
+        text = self.draw.choice(["Go on.", "And then? " + TEXT, "Why?"])
+        turn = await talk.say(text, check=False, stream=self.draw.random() < 0.6, **fields)
         self.pulled += turn.pulled
         ended = [event for event in turn.events if event != "[DONE]"] if turn.body["stream"] else []
         failed = turn.status != 200 or turn.error or any("error" in event for event in ended)

@@ -11,7 +11,7 @@ from support.chat import Talk, send
 from support.deployment import Deployment, Spec
 from support.fake_engine import Behaviour, FakeEngine, Fault, Gate, Kind, with_handle
 from support.router_process import free_ports
-from support.specs import QUICK, TWO_BY_TWO
+from support.specs import QUICK, TWO_BY_TWO, WATCHED
 from support.waiting import until
 
 
@@ -154,7 +154,7 @@ async def test_a_prefill_that_parks_a_failed_load_for_ever(deploy: Any) -> None:
 
 
 async def test_a_frozen_engine_whose_health_is_frozen_too(deploy: Any) -> None:
-    deployment = await deploy(QUICK, breaks=True)
+    deployment = await deploy(WATCHED, breaks=True)
     frozen, healthy = deployment.prefills
     frozen.freeze()
     await deployment.wait_ready(3)

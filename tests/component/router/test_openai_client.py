@@ -28,6 +28,13 @@ async def client_of(deployment: Deployment, key: str) -> AsyncIterator[openai.As
         yield client
 
 
+async def read_through(stream: Any, gate: Gate) -> None:
+    """Read a stream to its end, opening ``gate`` at the first content."""
+    async for chunk in stream:
+        if chunk.choices and chunk.choices[0].delta.content:
+            gate.open()
+
+
 def last_pull(deployment: Deployment) -> int:
     return deployment.prefill.generates[-1].pulled_tokens or 0
 
@@ -133,7 +140,5 @@ async def test_errors_are_the_clients_exceptions(deploy: Any) -> None:
             model="tiny", messages=[{"role": "user", "content": TEXT}], stream=True
         )
         with pytest.raises(openai.APIError):
-            async for chunk in stream:
-                if chunk.choices and chunk.choices[0].delta.content:
-                    gate.open()
+            await read_through(stream, gate)
         assert [model.id async for model in client.models.list()] == ["tiny"]
