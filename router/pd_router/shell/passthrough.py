@@ -5,7 +5,8 @@ from __future__ import annotations
 import orjson
 
 from pd_router.core.errors import ApiError, bad_method, malformed, no_engine
-from pd_router.core.sanitize import strip_body
+from pd_router.core.jsontext import encode
+from pd_router.core.sanitize import strip_deep
 from pd_router.core.sse import strip_json
 from pd_router.shell.client import Request, Responder
 from pd_router.shell.context import Context
@@ -53,6 +54,8 @@ def _sanitized(raw: bytes) -> bytes:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise malformed(str(error)) from error
-    if isinstance(body, dict):
-        strip_body(body, "messages")
-    return orjson.dumps(body)
+    strip_deep(body)
+    try:
+        return encode(body)
+    except ValueError as error:
+        raise malformed(str(error)) from error

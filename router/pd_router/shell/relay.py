@@ -20,7 +20,7 @@ from pd_router.shell.legs import LegFailed, relayed_headers
 from pd_router.shell.record import TurnRecord
 from pd_router.shell.upstream import Exchange, Failure, LegError
 
-Keep = Callable[[dict[str, Any] | None, Reply | None], None]
+Keep = Callable[[dict[str, Any] | None, Reply | None, str], None]
 Headers = list[tuple[bytes, bytes]]
 
 _DONE = b"[DONE]"
@@ -47,7 +47,7 @@ def send_whole(
     if responder.gone:
         return
     record.first_content(prefilled_at)
-    keep(handle, answer.reply())
+    keep(handle, answer.reply(), answer.id)
     responder.send(200, [*relayed_headers(exchange), *own_headers], clean)
 
 
@@ -172,7 +172,7 @@ class StreamRelay:
             return
         if self._filter.ending(complete=self._exchange.complete) is Ending.CLEAN:
             keep, self._keep = self._keep, None
-            keep(self._filter.handle, self._filter.reply())
+            keep(self._filter.handle, self._filter.reply(), self._filter.response_id)
 
 
 def _whole_ending(answer: Transcript) -> Ending:

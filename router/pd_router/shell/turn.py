@@ -8,6 +8,7 @@ again, without the handle and on other engines where there are any; after that b
 
 from __future__ import annotations
 
+import functools
 import logging
 
 from pd_router.core import errors
@@ -147,7 +148,14 @@ class Turn:
             self._record.dropped(decision.drop)
         return decision
 
-    def keep(self, prepared: Prepared, decode: Member, handle: dict[str, object] | None, reply: Reply | None) -> None:
+    def keep(
+        self,
+        prepared: Prepared,
+        decode: Member,
+        handle: dict[str, object] | None,
+        reply: Reply | None,
+        answer_id: str,
+    ) -> None:
         """Keep D's handle. Called before the last byte is written: the next turn may follow at once."""
         context = self._context
         if not self._keys or self._tenant is None:
@@ -167,7 +175,7 @@ class Turn:
             turn=self._turn_number,
             inexact=prepared.inexact or (reply.inexact if reply is not None else "reply unknown"),
         )
-        result = context.store.put(entry, context.keyring.store_keys(self._tenant, prepared, reply), now)
+        result = context.store.put(entry, context.keyring.store_keys(self._tenant, prepared, reply, answer_id), now)
         self._record.stored(result.value)
 
     # -- one attempt -----------------------------------------------------------------------------
@@ -261,7 +269,7 @@ class Turn:
                 raise refused("decode", exchange.status, exchange, await exchange.body())
             if prepared.stream:
                 relay = StreamRelay(context, self._record, responder, exchange, self._own_headers, self._prefilled_at)
-                self._status = await relay.run(lambda handle, reply: self.keep(prepared, decode, handle, reply))
+                self._status = await relay.run(functools.partial(self.keep, prepared, decode))
             else:
                 raw = await exchange.body()
                 send_whole(
@@ -271,7 +279,7 @@ class Turn:
                     raw,
                     self._own_headers,
                     self._prefilled_at,
-                    lambda handle, reply: self.keep(prepared, decode, handle, reply),
+                    functools.partial(self.keep, prepared, decode),
                 )
         except LegError as error:
             failure = network_failure("decode", error, wait)
