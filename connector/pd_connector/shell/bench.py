@@ -132,7 +132,7 @@ def _try_continuation() -> str | None:
     _, match = _offer(side, _handle())
     if match != (96, True):
         return f"a proven continuation matched {match} instead of 96 tokens"
-    read = side.build_connector_meta(None).reqs_to_recv.get("selftest")
+    read = _queued(side)
     return None if read is not None and read.local_block_ids else "a proven continuation queued no read"
 
 
@@ -155,8 +155,15 @@ def _try_malformed() -> str | None:
     return _only_notice(side)
 
 
+def _queued(side: Any) -> Any:
+    """What the worker would get for the request in the next step."""
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+    return side.build_connector_meta(SchedulerOutput.make_empty()).reqs_to_recv.get("selftest")
+
+
 def _only_notice(side: Any) -> str | None:
-    read = side.build_connector_meta(None).reqs_to_recv.get("selftest")
+    read = _queued(side)
     if read is None:
         return "the holder of an unused handle gets no notice"
     return "a handle that is not used is read all the same" if read.local_block_ids else None

@@ -16,6 +16,7 @@ READ_REGARDLESS = (
     "remote_host",
     "remote_port",
     "remote_blocks_expiry_time",
+    "remote_registration_generation",
 )
 """Fields of which another value may be as good as the genuine one: an address, a time, a flag that says no."""
 
@@ -25,7 +26,8 @@ def case_every_field_may_be_anything(lab: Any) -> None:
 
     genuine = for_prefill(lab.decoder_handle(TURN))
     side = lab.side("prefill")
-    for number, (field, value) in enumerate((f, v) for f in genuine for v in (*BAD_VALUES, "gone")):
+    changes = [(field, value) for field in genuine for value in (*BAD_VALUES, "gone") if value is not genuine[field]]
+    for number, (field, value) in enumerate(changes):
         handle = copy.deepcopy(genuine)
         handle["remote_request_id"] = f"turn-{number}"
         if value == "gone":

@@ -111,6 +111,33 @@ def case_the_stream_generators_carry_the_handle(lab: Any) -> None:
         assert target.source in [argument.arg for argument in method.args.args]
 
 
+def case_the_self_test_passes(lab: Any) -> None:
+    from pd_connector.shell.bench import try_guards
+
+    checks = list(try_guards())
+    assert len(checks) == 7
+    assert [check.fault for check in checks] == [None] * 7
+
+
+def case_the_self_test_notices_a_missing_guard(lab: Any) -> None:
+    from pd_connector.shell import bench
+    from pd_connector.shell.scheduler import PDPullScheduler
+
+    stock = lab.scheduler_class(stock=True)
+    for hook, guard in (
+        ("get_num_new_matched_tokens", "no second match (HL-07)"),
+        ("update_connector_output", "abort with both completions (EL-03)"),
+        ("on_new_request", "proven continuation is pulled"),
+    ):
+        ours = getattr(PDPullScheduler, hook)
+        setattr(PDPullScheduler, hook, getattr(stock, hook))
+        try:
+            faults = {check.name: check.fault for check in bench.try_guards()}
+        finally:
+            setattr(PDPullScheduler, hook, ours)
+        assert faults[guard], (hook, faults)
+
+
 def case_a_bad_frame_does_not_end_the_listener(lab: Any) -> None:
     good = _shake_hands_after_bad_frames(lab.scheduler_class(stock=False))
     assert good == b"payload"
