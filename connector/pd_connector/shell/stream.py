@@ -46,15 +46,12 @@ def arm(version: tuple[int, int]) -> None:
     """
     if compat.handle_in_stream(version):
         return
-    waiting = {}
     for target in compat.STREAM_TARGETS:
         module = sys.modules.get(target.module)
         if module is not None:
             apply(module, target)
         else:
-            waiting[target.module] = target
-    if waiting and not any(isinstance(finder, _PatchOnImport) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _PatchOnImport(waiting))
+            _import_hook().wait_for(target)
     pids = {pid for pid in os.environ.get(ARMED_PIDS, "").split(",") if pid}
     os.environ[ARMED_PIDS] = ",".join(sorted(pids | {str(os.getpid())}))
 
@@ -143,8 +140,11 @@ def _wrapped(method: Callable[..., Any], signature: inspect.Signature, source: s
 class _PatchOnImport:
     """Import hook that patches the modules it waits for right after they are loaded."""
 
-    def __init__(self, waiting: dict[str, compat.StreamTarget]) -> None:
-        self._waiting = waiting
+    def __init__(self) -> None:
+        self._waiting: dict[str, compat.StreamTarget] = {}
+
+    def wait_for(self, target: compat.StreamTarget) -> None:
+        self._waiting[target.module] = target
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         wanted = self._waiting.pop(name, None)
@@ -161,3 +161,13 @@ class _PatchOnImport:
 
         spec.loader.exec_module = exec_and_patch  # type: ignore[method-assign]
         return spec
+
+
+def _import_hook() -> _PatchOnImport:
+    """This process's hook, installed on first use."""
+    for finder in sys.meta_path:
+        if isinstance(finder, _PatchOnImport):
+            return finder
+    hook = _PatchOnImport()
+    sys.meta_path.insert(0, hook)
+    return hook

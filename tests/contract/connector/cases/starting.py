@@ -171,9 +171,9 @@ def _shake_hands_after_bad_frames(scheduler: Any) -> bytes | None:
     try:
         for frame in (b"\xff\xff", pack((GET_META_MSG, 7, 9)), pack("x")):
             _ask(context, port, frame, 300)
-        for _ in range(10):
-            answer = _ask(context, port, pack((GET_META_MSG, 0, 0)), 1000)
-            if answer is not None:
+        for _ in range(20):
+            answer = _ask(context, port, pack((GET_META_MSG, 0, 0)), 500)
+            if answer is not None or not thread.is_alive():
                 break
     finally:
         stop.set()
