@@ -80,12 +80,33 @@ async def test_a_late_answer_does_not_replace_a_newer_turn(deploy: Any) -> None:
         return len(deployment.decode.generates) == 2
 
     await until(decoding)
-    await talk.say("The quick branch.")
+    quick = await talk.say("The quick branch.")
     hold.set()
     await late
     turn = await talk.say("And then?")
+    assert turn.attached == [quick.decodes[0].request_id]
     assert turn.pulled > 150
-    assert turn.attached
+
+
+async def test_a_late_answer_is_not_found_by_id(deploy: Any) -> None:
+    # The newer turn has no handle to offer any more; the late one's must not take its place under the id.
+    deployment = await deploy()
+    talk = Talk(deployment, conversation_id="late, by id")
+    await talk.say()
+    hold = asyncio.Event()
+    deployment.decode.next(Behaviour(hold=hold))
+    body = talk.body("The slow branch.")
+    late = asyncio.create_task(send(deployment, body, talk.headers))
+
+    async def decoding() -> bool:
+        return len(deployment.decode.generates) == 2
+
+    await until(decoding)
+    deployment.decode.next(Behaviour(handle_on="none"))
+    await talk.say("The quick branch.")
+    hold.set()
+    await late
+    assert (await talk.say("And then?")).attached == []
 
 
 async def test_an_overwritten_handle_is_not_sent_again(deploy: Any) -> None:

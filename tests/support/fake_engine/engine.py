@@ -39,6 +39,8 @@ class Record:
     local_tokens: int | None = None
     pulled_tokens: int | None = None
     answer: str | None = None
+    request_id: str | None = None
+    """The engine's own name for the (first) run; a handle of this request holds it."""
 
     @property
     def params(self) -> Any:

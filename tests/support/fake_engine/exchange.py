@@ -102,6 +102,7 @@ class Exchange:
             internal = f"{self.public_id}-{index}-{secrets.token_hex(4)}"
             run = Run(internal, list(prompt), len(prompt), body["model"], salt, params if index == 0 else None)
             self.runs.append(run)
+            record.request_id = self.runs[0].request_id
             try:
                 await self.connector.admit(run)
             except Parked:
