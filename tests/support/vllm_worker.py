@@ -106,8 +106,6 @@ def case_names(file: Path) -> list[str]:
 
 
 def _serve(requests: TextIO, answers: TextIO) -> None:
-    # Half of the import time is a patch of torch's compiler, which no hook of the scheduler uses.
-    sys.modules["vllm.env_override"] = ModuleType("vllm.env_override")
     from support.vllm_lab import Lab
 
     lab = Lab()
