@@ -176,7 +176,7 @@ class Deployment:
         chat = "messages" in body
         ids = self.spec.template.render(body) if chat else completion_prompts(body)[prompt]
         limit = body.get("max_completion_tokens") or body.get("max_tokens")
-        return expected_answer(ids, model=body["model"], style=style, body=body, choice=choice, limit=limit)
+        return expected_answer(ids, model=body.get("model", "tiny"), style=style, body=body, choice=choice, limit=limit)
 
     # --- what must hold after each test -------------------------------------------------------
 

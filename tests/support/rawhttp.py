@@ -38,11 +38,12 @@ class RawAnswer:
 class RawConnection:
     """One connection; use as a context manager."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, port: int, limit: int = 1 << 24) -> None:
+        """``limit``: bytes that are read ahead; a small one makes a client that leaves data in the socket."""
+        self._port, self._limit = port, limit
 
     async def __aenter__(self) -> Self:
-        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 24)
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port, limit=self._limit)
         return self
 
     async def __aexit__(

@@ -103,6 +103,20 @@ async def test_null_is_the_same_as_absent(deploy: Any, fields: dict[str, Any]) -
     assert (await send(deployment, {"model": "tiny", "messages": MESSAGES, **fields})).status == 200
 
 
+async def test_the_only_model_may_be_left_out(deploy: Any) -> None:
+    deployment = await deploy()
+    body = {"messages": [{"role": "user", "content": TEXT}]}
+    turn = await send(deployment, body)
+    assert turn.text == deployment.right(body).content
+    assert turn.json["model"] == "tiny"
+
+
+@pytest.mark.parametrize("count", [0, -1])
+async def test_no_choices_at_all(deploy: Any, count: int) -> None:
+    turn = await send(await deploy(), {"model": "tiny", "messages": MESSAGES, "n": count})
+    assert_error(turn, 400)
+
+
 async def test_unknown_model(deploy: Any) -> None:
     await refused(await deploy(), {"model": "huge", "messages": MESSAGES}, 404, "huge", "model")
 

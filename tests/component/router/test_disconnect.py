@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from support.chat import TEXT, Talk
+from support.chat import TEXT, Talk, Turn, assert_right
 from support.deployment import Deployment
 from support.fake_engine import AnswerStyle, Behaviour, FakeEngine, Gate
 from support.rawhttp import RawConnection, post
-from support.specs import NARROW
+from support.specs import NARROW, QUICK
 from support.waiting import until
 
 CHAT = "/v1/chat/completions"
@@ -150,13 +150,30 @@ async def test_in_the_queue(deploy: Any) -> None:
     assert len(deployment.prefill.generates) == 1
 
 
+async def test_a_client_that_pauses_longer_than_an_engine_may(deploy: Any) -> None:
+    # The idle timeout is for engines. A reader that stops for a while gets the rest, and no engine is blamed for it.
+    deployment = await deploy(QUICK)
+    style = AnswerStyle(tail="x" * 60)
+    for engine in deployment.decodes:
+        engine.next(Behaviour(style=style, piece_chars=1, comments=True, comment_bytes=150_000))
+    talk = Talk(deployment, stream=True, style=style)
+    body = talk.body(TEXT)
+    async with RawConnection(deployment.router.port, limit=1000) as raw:
+        await raw.send(post(CHAT, body, *lines(talk)))
+        await asyncio.sleep(1.5)
+        answer = await raw.answer()
+    assert_right(deployment, Turn(body, 200, {}, answer.body), style)
+    for engine in deployment.engines:
+        await engine.idle()
+    assert {record.fate for record in deployment.records()} == {"ended"}
+
+
 async def test_a_client_that_reads_slowly_slows_the_engine(deploy: Any) -> None:
     deployment = await deploy()
     large = Behaviour(style=AnswerStyle(tail="x" * 300), piece_chars=1, comments=True, comment_bytes=100_000)
     deployment.decode.next(large)
     talk = Talk(deployment, stream=True)
-    async with RawConnection(deployment.router.port) as raw:
-        raw._reader._limit = 1000  # type: ignore[attr-defined]
+    async with RawConnection(deployment.router.port, limit=1000) as raw:
         await raw.send(post(CHAT, talk.body(TEXT), *lines(talk)))
         await arrived(deployment.decode, 1)
         await asyncio.sleep(0.5)

@@ -66,7 +66,7 @@ def breaches(role: Literal["prefill", "decode"], body: Mapping[str, Any], double
     expected = "do_remote_decode" if role == "prefill" else "do_remote_prefill"
     if flags and flags != [expected]:
         yield f"a {role} engine was sent {flags[0]}"
-    if body.get("n") not in (None, 1) or body.get("use_beam_search"):
+    if (body.get("n") or 1) > 1 or body.get("use_beam_search"):
         yield f"several choices together with {names.KV_PARAMS}"
     if role == "prefill":
         yield from _prefill_breaches(body)

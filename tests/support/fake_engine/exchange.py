@@ -115,10 +115,14 @@ class Exchange:
 
     def _prompts(self, body: dict[str, Any]) -> list[list[int]]:
         """Validate as vLLM does and tokenise."""
-        if body.get("model") not in self.engine.config.models:
+        # As in vLLM, no model means the one that is served.
+        body.setdefault("model", self.engine.config.models[0])
+        if body["model"] not in self.engine.config.models:
             raise Refused(404, f"The model `{body.get('model')}` does not exist.")
         if body.get("stream_options") and not body.get("stream"):
             raise Refused(400, "Stream options can only be defined when `stream=True`.")
+        if (body.get("n") or 1) < 1 or body.get("n") == 0:
+            raise Refused(400, "n must be at least 1")
         limit = _limit(body)
         if (body.get("min_tokens") or 0) > (limit if limit is not None else 1 << 30):
             raise Refused(400, "min_tokens must be less than or equal to max_tokens")

@@ -47,6 +47,8 @@ def make_app(engine: FakeEngine) -> web.Application:
 
     async def tokenize(request: web.Request) -> web.Response:
         body = await request.json()
+        if not isinstance(body, dict):
+            return web.json_response(wire.error_body(400, "the body must be a JSON object"), status=400)
         try:
             tokens = completion_prompts(body)[0] if "prompt" in body else engine.config.template.render(body)
         except PromptError as error:
