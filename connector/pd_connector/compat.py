@@ -24,6 +24,7 @@ SCHEDULER_HOOKS: Final[Mapping[str, tuple[str, ...]]] = {
     "update_connector_output": ("connector_output",),
     "request_finished": ("request", "block_ids"),
     "build_connector_meta": ("scheduler_output",),
+    "set_xfer_handshake_metadata": ("metadata",),
     "_get_remote_prefill_token_count": ("num_prompt_tokens",),
     "_stop_heartbeat": ("req_id",),
 }
@@ -34,6 +35,7 @@ SCHEDULER_STATE: Final = (
     "_reqs_in_batch",
     "_reqs_not_processed",
     "_reqs_need_send",
+    "_nixl_handshake_listener_t",
     "block_size",
     "is_bidirectional_kv_xfer_enabled",
     "kv_cache_config",

@@ -18,6 +18,7 @@ from pd_wire import names
 EXPIRY_MARGIN_SECONDS: Final = 5
 """P declines a read this long before the deadline, so a shorter lease can never be used."""
 _PUSH_KEYS: Final = ("push_registration_timeout", "transfer_mode")
+_ANY_ADDRESS: Final = ("", "0.0.0.0", "::", "*")
 # vLLM draws a version-4 UUID when no engine id is configured, and appends the data-parallel rank.
 _DRAWN_ENGINE_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}(_dp\d+)*")
 
@@ -47,6 +48,8 @@ class Configuration:
     device: str
     """The platform's device type: cpu, cuda, …"""
     extra: Mapping[str, Any]
+    side_channel_host: str | None = None
+    """Address that peers are told to dial; ``None`` when it isn't known yet."""
     stream: HandleInStream = HandleInStream.UNKNOWN
     rust_frontend: bool = False
 
@@ -58,6 +61,11 @@ def configuration_faults(config: Configuration) -> list[str]:
         faults.append(
             f"engine_id {config.engine_id!r} is fixed in --kv-transfer-config: remove it, because an engine that "
             "restarts with the same id is taken by its peers for the old memory"
+        )
+    if config.side_channel_host in _ANY_ADDRESS:
+        faults.append(
+            f"VLLM_NIXL_SIDE_CHANNEL_HOST is {config.side_channel_host!r}, which no peer can dial: set it to this "
+            "pod's own address"
         )
     if config.extra.get("bidirectional_kv_xfer") is True:
         faults += _bidirectional_faults(config)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from vllm import envs
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
 from vllm.logger import init_logger
@@ -56,6 +57,7 @@ def read_configuration(vllm_config: Any, seen: HandleInStream) -> Configuration:
         buffer_device=transfer.kv_buffer_device,
         device=current_platform.device_type,
         extra=transfer.kv_connector_extra_config,
+        side_channel_host=envs.VLLM_NIXL_SIDE_CHANNEL_HOST,
         stream=seen,
         rust_frontend=_is_set(os.environ.get("VLLM_USE_RUST_FRONTEND")),
     )

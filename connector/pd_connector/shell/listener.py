@@ -34,7 +34,8 @@ def serve_handshakes(
         # The frame comes from the network, so any error may come with it.
         except Exception as error:
             if not ready_event.is_set():
-                # It never listened: the port is taken, which no retry mends and vLLM waits for.
+                # It never listened: the port is taken, which no retry mends. vLLM waits for this event, and then
+                # finds the thread ended.
                 ready_event.set()
                 logger.exception("The NIXL handshake listener could not start on %s:%s", host, port)
                 raise

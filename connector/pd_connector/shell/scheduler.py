@@ -28,6 +28,9 @@ from pd_wire import names, proof
 
 logger = init_logger("vllm.pd_connector")
 
+LISTENER_GRACE: Final = 0.2
+"""Seconds in which a listener that could not bind its port ends."""
+
 IDLE_PAUSE_CPU: Final = 0.01
 """Seconds. Where the engine computes on the cores that it polls with, a poll costs what a neighbour could use."""
 
@@ -203,6 +206,24 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         length = proven_length(request.num_computed_tokens, compat.tokens_in_flight(request), len(known))
         shown = proof.prove(list(known[:length]), self.block_size, self._proof_key, scope_bytes(shape))
         return shown if shown.blocks else None
+
+    def set_xfer_handshake_metadata(self, metadata: Any) -> None:
+        """Start serving handshakes.
+
+        Raises:
+            RuntimeError: when the side channel's port is taken; vLLM's own code would wait for ever.
+        """
+        super().set_xfer_handshake_metadata(metadata)
+        listener = self._nixl_handshake_listener_t
+        if listener is None:
+            return
+        listener.join(LISTENER_GRACE)
+        if not listener.is_alive():
+            raise RuntimeError(
+                f"the NIXL side channel can't listen on {self.side_channel_host}:{self.side_channel_port}: set "
+                "VLLM_NIXL_SIDE_CHANNEL_HOST to an address of this host and VLLM_NIXL_SIDE_CHANNEL_PORT to a free port "
+                "(data-parallel ranks take the ports after it)"
+            )
 
     @staticmethod
     def _nixl_handshake_listener(*args: Any, **kwargs: Any) -> None:

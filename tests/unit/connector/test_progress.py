@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -106,3 +109,10 @@ def test_no_order_of_completions_trips_vllm(
         vllm.take(result.received, result.sent)
         now.update(result.states)
         now = {name: state for name, state in now.items() if state is not Progress.GONE}
+
+
+def test_the_readme_shows_the_table() -> None:
+    readme = Path(__file__).parents[3] / "connector" / "README.md"
+    rows = re.findall(r"^\| (\w+) \| ([^|(]+?)(?: \([^)]*\))? \| (\w+) \|$", readme.read_text(), re.MULTILINE)
+    shown = {(state, event): after for state, event, after in rows if state in list(Progress)}
+    assert shown == {(str(state), str(event)): str(after) for (state, event), after in TRANSITIONS.items()}

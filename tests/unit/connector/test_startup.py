@@ -133,6 +133,13 @@ def test_the_role_must_be_one_of_two(role: str | None) -> None:
     assert "kv_producer or kv_consumer" in fault
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "*"])
+def test_peers_can_not_dial_any_address(host: str) -> None:
+    (fault,) = faults(side_channel_host=host)
+    assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in fault
+    assert faults(side_channel_host="10.0.3.17") == []
+
+
 def test_all_faults_come_at_once() -> None:
     found = faults(role="kv_both", engine_id="x", extra={"bckends": [], "backends": [], "decoder_kv_blocks_ttl": 0})
     assert len(found) == 5

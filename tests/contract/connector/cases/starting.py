@@ -143,6 +143,50 @@ def case_a_bad_frame_does_not_end_the_listener(lab: Any) -> None:
     assert good == b"payload"
 
 
+def case_a_taken_port_stops_the_engine(lab: Any) -> None:
+    import socket
+    import threading
+
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlHandshakePayload
+
+    threading.excepthook = lambda args: None
+    side = lab.side("decode")
+    side.side_channel_host = "127.0.0.1"
+    payload = {(0, 0): NixlHandshakePayload(compatibility_hash="x", agent_metadata_bytes=b"y")}
+    refusal = ""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        side.side_channel_port = taken.getsockname()[1]
+        try:
+            side.set_xfer_handshake_metadata(payload)
+        except RuntimeError as error:
+            refusal = str(error)
+    assert "VLLM_NIXL_SIDE_CHANNEL_PORT" in refusal
+
+
+def case_an_idle_engine_rests_only_on_a_cpu(lab: Any) -> None:
+    from pd_connector.shell import scheduler
+
+    slept: list[float] = []
+    real = scheduler.time
+    scheduler.time = type("Clock", (), {"sleep": staticmethod(slept.append)})  # type: ignore[assignment]
+    try:
+        side = lab.side("decode")
+        lab.metadata(side)
+        assert slept == [scheduler.IDLE_PAUSE_CPU]
+        # A step that carries a deadline to the worker must not wait.
+        lab.decoder_handle(list(range(100)), side=side)
+        slept.clear()
+        lab.metadata(side)
+        assert not slept
+        side._idle_pause = 0.0
+        lab.metadata(side)
+        assert not slept
+    finally:
+        scheduler.time = real
+
+
 def case_stock_listener_ends_on_a_bad_frame(lab: Any) -> None:
     assert _shake_hands_after_bad_frames(lab.scheduler_class(stock=True)) is None
 
