@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -160,6 +161,31 @@ def tokens_in_flight(request: Any) -> int:
 def reads_no_cache(request: Any) -> bool:
     """Whether the request wants every prompt token computed."""
     return bool(request.get_skip_reading_prefix_cache())
+
+
+TRANSFER_THREAD_DELAY_US: Final = 500
+
+
+def rest_between_polls() -> None:
+    """Let NIXL's progress thread sleep between two polls. For engines on a CPU; call before an agent is made.
+
+    The thread is pinned to the core that the engine computes on and spins there: NIXL's Python API sets its delay to 0
+    and offers no other. A transfer then takes up to this delay longer to be noticed.
+    """
+    from nixl._api import nixl_agent
+
+    bindings: Any = sys.modules[nixl_agent.__module__].nixlBind
+    native: Any = bindings.nixlAgentConfig
+    if getattr(native, "pd_rests", False):
+        return
+
+    class Resting(native):  # type: ignore[misc]
+        pd_rests = True
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, TRANSFER_THREAD_DELAY_US if name == "pthrDelay" else value)
+
+    bindings.nixlAgentConfig = Resting
 
 
 def rest_between_steps() -> None:

@@ -37,9 +37,10 @@ class PDConnector(NixlPullConnector):  # type: ignore[misc]
         faults = configuration_faults(read_configuration(vllm_config, seen))
         if faults:
             raise ConfigurationRefused("pd_connector refuses to start: " + "; ".join(faults))
-        super().__init__(vllm_config, role, kv_cache_config)
         if current_platform.device_type == "cpu":
             compat.rest_between_steps()
+            compat.rest_between_polls()
+        super().__init__(vllm_config, role, kv_cache_config)
         if in_scheduler:
             self.connector_scheduler = PDPullScheduler(vllm_config, self.engine_id, kv_cache_config)
             logger.info("pd_connector is active: vLLM %s, handle in streams: %s", compat.installed_version(), seen)

@@ -61,9 +61,8 @@ CPU: Final = Profile(
     # Compiling takes minutes on a few cores and gains little there.
     flags=("--enforce-eager",),
     # Without a list UCX also probes devices that such a machine does not have.
-    # With shared memory or loopback among the transports, NIXL's progress thread spins (seen: 70 % of the core that the
-    # engine computes on); TCP alone can be waited for.
-    env={"UCX_TLS": "tcp", "VLLM_CPU_KVCACHE_SPACE": "2"},
+    # Without a list UCX also probes devices that such a machine does not have.
+    env={"UCX_TLS": "tcp,shm,self", "VLLM_CPU_KVCACHE_SPACE": "2"},
     one_host=True,
 )
 

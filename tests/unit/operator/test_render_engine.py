@@ -58,7 +58,7 @@ def test_cpu_profile_flags(role: Role, flag: str, values: list[str]) -> None:
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
-        ("UCX_TLS", "tcp"),
+        ("UCX_TLS", "tcp,shm,self"),
         ("VLLM_CPU_KVCACHE_SPACE", "2"),
         ("VLLM_CPU_OMP_THREADS_BIND", "0"),
         ("HF_HUB_OFFLINE", "1"),
