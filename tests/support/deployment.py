@@ -151,12 +151,9 @@ class Deployment:
 
     async def wait_ready(self, count: int) -> None:
         """Wait until the router sees exactly ``count`` engines as ready. Raises TimeoutError."""
-        url = self.router.admin_url + "/debug/fleet"
 
         async def seen() -> bool:
-            async with aiohttp.ClientSession() as session, session.get(url) as response:
-                members: list[dict[str, Any]] = await response.json()
-            return sum(bool(member["ready"]) for member in members) == count
+            return sum(bool(member["ready"]) for member in await self._fleet()) == count
 
         await until(seen)
 
@@ -186,8 +183,27 @@ class Deployment:
             await engine.idle(15.0)
         assert self.fabric.take_violations() == []
         assert (self.router.returncode is None) is not self.ended, self.router.log
+        if not self.ended:
+            await self._check_at_rest()
         self.check_seen()
         self.check_log()
+
+    async def _check_at_rest(self) -> None:
+        """Every place in the router and every share of an engine's load was given back."""
+
+        async def at_rest() -> bool:
+            members = await self._fleet()
+            samples = await self.metrics()
+            held = sum(member["turns"] + member["prefill_tokens"] for member in members)
+            return not any((held, samples["pd_router_inflight"], samples["pd_router_queued"]))
+
+        await until(at_rest)
+
+    async def _fleet(self) -> list[dict[str, Any]]:
+        url = self.router.admin_url + "/debug/fleet"
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            members: list[dict[str, Any]] = await response.json()
+        return members
 
     def check_seen(self) -> None:
         """No client byte tells anything about a handle."""

@@ -50,6 +50,8 @@ class Walk:
             Talk(deployment, tenant=f"{name}-{number % 2}", opening=f"{name}, story {number % 3}. ", **fields)
             for number, fields in enumerate([*ids, {}])
         ]
+        # One source per talk: turns that overlap must not change what the others draw.
+        self.draws = {id(talk): random.Random(seed * 1000 + number) for number, talk in enumerate(self.talks)}
 
     async def run(self) -> None:
         """All rounds: turns at the same time, then something happens to the engines."""
@@ -65,12 +67,13 @@ class Walk:
 
     async def turn(self, talk: Talk) -> None:
         """One turn of one conversation, often after the client changed its mind about the past."""
-        self.change(talk)
-        if self.draw.random() < 0.1:
-            await self.leave(talk)
-        fields: dict[str, Any] = {"max_tokens": 15} if self.draw.random() < 0.2 else {}
-        text = self.draw.choice(["Go on.", "And then? " + TEXT, "Why?"])
-        turn = await talk.say(text, check=False, stream=self.draw.random() < 0.6, **fields)
+        draw = self.draws[id(talk)]
+        self.change(talk, draw)
+        if draw.random() < 0.1:
+            await self.leave(talk, draw)
+        fields: dict[str, Any] = {"max_tokens": 15} if draw.random() < 0.2 else {}
+        text = draw.choice(["Go on.", "And then? " + TEXT, "Why?"])
+        turn = await talk.say(text, check=False, stream=draw.random() < 0.6, **fields)
         self.pulled += turn.pulled
         ended = [event for event in turn.events if event != "[DONE]"] if turn.body["stream"] else []
         failed = turn.status != 200 or turn.error or any("error" in event for event in ended)
@@ -83,17 +86,17 @@ class Walk:
         assert_right(self.deployment, turn)
         self.complete += 1
 
-    async def leave(self, talk: Talk) -> None:
+    async def leave(self, talk: Talk, draw: random.Random) -> None:
         """Ask, and go away after a while without an answer."""
         asking = asyncio.create_task(talk.say("Never mind.", check=False, stream=True))
-        await asyncio.sleep(self.draw.random() * 0.03)
+        await asyncio.sleep(draw.random() * 0.03)
         asking.cancel()
         with suppress(asyncio.CancelledError):
             await asking
 
-    def change(self, talk: Talk) -> None:
+    def change(self, talk: Talk, draw: random.Random) -> None:
         """Edit, cut or forget the history, now and then."""
-        chance = self.draw.random()
+        chance = draw.random()
         if not talk.messages or chance > 0.3:
             return
         if chance < 0.06:
@@ -103,7 +106,7 @@ class Walk:
         elif chance < 0.18:
             talk.messages[-1] = {"role": "assistant", "content": "Never said so."}
         elif chance < 0.24:
-            other = self.draw.choice(self.talks)
+            other = draw.choice(self.talks)
             talk.messages = list(other.messages)
         else:
             talk.messages = []
