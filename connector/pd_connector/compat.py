@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -164,6 +165,7 @@ def reads_no_cache(request: Any) -> bool:
 
 
 TRANSFER_THREAD_DELAY_US: Final = 500
+MESSAGE_POLL_SECONDS: Final = 0.0003
 
 
 def rest_between_polls() -> None:
@@ -189,15 +191,13 @@ def rest_between_polls() -> None:
 
 
 def rest_between_steps() -> None:
-    """Let this process wait for its next message instead of spinning for it. For engines that compute on the CPU.
+    """Let this process sleep, where it would yield and look again, while it waits for its next message on shared memory.
 
-    vLLM's workers spin on shared memory until a second has passed without a message. With KV blocks kept after a turn a
-    message comes every few milliseconds, so on a CPU an idle engine takes whole cores from its neighbours, prefill from
-    decode and both from the router. Changes nothing where this vLLM has no such spinning.
+    vLLM's processes spin on shared memory until a second has passed without a message. With KV blocks kept after a turn
+    a message comes every few milliseconds, so on a CPU an idle engine takes whole cores from its neighbours, prefill
+    from decode and both from the router. For engines on a CPU; changes nothing where this vLLM does not spin.
     """
     from vllm.distributed.device_communicators import shm_broadcast
 
-    waiting = getattr(shm_broadcast, "SpinCondition", None)
-    if waiting is not None:
-        # A property wins over the value that each instance was given, also for those that exist by now.
-        waiting.busy_loop_s = property(lambda _: 0.0, lambda _, __: None)
+    if hasattr(shm_broadcast, "sched_yield"):
+        shm_broadcast.sched_yield = lambda: time.sleep(MESSAGE_POLL_SECONDS)
