@@ -191,7 +191,7 @@ def rest_between_polls() -> None:
 
 
 def rest_between_steps() -> None:
-    """Let this process sleep, where it would yield and look again, while it waits for its next message on shared memory.
+    """Let this process sleep, where it would yield and look again, while it waits for its next message.
 
     vLLM's processes spin on shared memory until a second has passed without a message. With KV blocks kept after a turn
     a message comes every few milliseconds, so on a CPU an idle engine takes whole cores from its neighbours, prefill
