@@ -15,6 +15,7 @@ import aiohttp
 
 from pd_wire import names
 from support.fake_engine import (
+    SECRET,
     Answer,
     AnswerStyle,
     ConnectorConfig,
@@ -85,6 +86,7 @@ class Deployment:
         self.ended = False
         """Set by a test that ends the router itself."""
 
+        self._log_read = 0
         self._router: RouterProcess | None = None
 
     def _engine(self, role: Literal["prefill", "decode"]) -> FakeEngine:
@@ -189,13 +191,10 @@ class Deployment:
         self.check_log()
 
     async def _check_at_rest(self) -> None:
-        """Every place in the router and every share of an engine's load was given back."""
+        """Every share of an engine's load was given back."""
 
         async def at_rest() -> bool:
-            members = await self._fleet()
-            samples = await self.metrics()
-            held = sum(member["turns"] + member["prefill_tokens"] for member in members)
-            return not any((held, samples["pd_router_inflight"], samples["pd_router_queued"]))
+            return not any(member["turns"] or member["prefill_tokens"] for member in await self._fleet())
 
         await until(at_rest)
 
@@ -207,14 +206,20 @@ class Deployment:
 
     def check_seen(self) -> None:
         """No client byte tells anything about a handle."""
-        for word in {*MARKERS, *self.fabric.secrets()} - self.may_show:
-            for data in self.seen:
+        for data in self.seen:
+            found = SECRET.search(data)
+            shown = found.group().decode() if found else ""
+            assert shown in {"", *self.may_show}, f"{shown} in {data[:2000]!r}"
+            for word in set(MARKERS) - self.may_show:
                 assert word.encode() not in data, f"{word} in {data[:2000]!r}"
 
     def check_log(self) -> None:
-        """The router's log names no handle, and no fault of its own."""
-        log = self.router.log
-        for word in {names.PROOF_KEY, "remote_block_ids", *self.fabric.secrets()}:
+        """What the router logged since the last check names no handle, and no fault of its own."""
+        log = self.router.log[self._log_read :]
+        self._log_read += len(log)
+        found = SECRET.search(log.encode())
+        assert found is None, f"{found and found.group()!r} in the router's log"
+        for word in (names.PROOF_KEY, "remote_block_ids"):
             assert word not in log, f"{word} in the router's log"
         for word in ("Traceback", "Warning:", "was never awaited", "exception was never retrieved"):
             assert word not in log, log

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from support.fake_engine import AnswerStyle, Behaviour, FakeEngine, Fault, Gate, Kind, Point
+from support.fake_engine import SECRET, AnswerStyle, Behaviour, FakeEngine, Fault, Gate, Kind, Point
 from support.legs import FIRST_TURN, events_of, post
 from support.waiting import until
 
@@ -159,6 +159,15 @@ async def test_choices_completions_and_limits(make_pair: Any) -> None:
     ):
         got, answer = await post(f"{base}/chat/completions", body)
         assert (got, answer["error"]["code"]) == (status, status)
+
+
+async def test_every_secret_has_the_shape_that_tests_search_for(make_pair: Any) -> None:
+    pair = await make_pair()
+    await read(pair.decode, await decode_body(pair))
+    await pair.decode.restart()
+    secrets = pair.fabric.secrets()
+    assert len(secrets) == 7
+    assert all(SECRET.search(secret.encode()) for secret in secrets)
 
 
 async def test_small_endpoints(make_pair: Any) -> None:

@@ -17,10 +17,11 @@ from support.fake_engine.behaviour import (
 )
 from support.fake_engine.connector import Connector, ConnectorConfig, LoadFailed, Parked, Run
 from support.fake_engine.engine import EngineConfig, FakeEngine, Record
-from support.fake_engine.fabric import Clock, Fabric, stopped_clock
+from support.fake_engine.fabric import SECRET, Clock, Fabric, stopped_clock
 from support.fake_engine.tokens import Template, completion_prompts, encode
 
 __all__ = [
+    "SECRET",
     "Answer",
     "AnswerStyle",
     "Behaviour",
