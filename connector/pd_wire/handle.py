@@ -97,6 +97,9 @@ def _shape_fault(value: Any, flag: str, whose: str) -> str | None:
         return f"{missing[0]} is missing"
     if value.get(flag) is not True:
         return f"{flag} must be true in {whose}"
+    if value.get("do_remote_prefill") and value.get("do_remote_decode"):
+        # vLLM looks at the flags in an order of its own and would read as the other role.
+        return f"only {flag} may be true in {whose}"
     fault = address_fault(value)
     if fault:
         return fault

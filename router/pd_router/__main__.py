@@ -78,6 +78,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--answer-timeout", type=float, default=timeouts.answer, metavar="S", help="decode's whole answer, not streamed"
     )
     add("--idle-timeout", type=float, default=timeouts.idle, metavar="S", help="between two chunks of a stream")
+    add(
+        "--client-timeout",
+        type=float,
+        default=timeouts.client,
+        metavar="S",
+        help="a client that takes nothing is cut off",
+    )
     add("--drain-timeout", type=float, default=timeouts.drain, metavar="S", help="for running turns after SIGTERM")
     add("--probe-interval", type=float, default=timeouts.probe_interval, metavar="S", help="between two health probes")
     add("--probe-timeout", type=float, default=timeouts.probe_timeout, metavar="S", help="when a health probe is late")
@@ -114,6 +121,7 @@ def parse_settings(arguments: Sequence[str]) -> tuple[Settings, str]:
             answer=args.answer_timeout,
             idle=args.idle_timeout,
             queue=args.queue_timeout,
+            client=args.client_timeout,
             drain=args.drain_timeout,
             probe_interval=args.probe_interval,
             probe_timeout=args.probe_timeout,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 MAX_PORT = 65535
+MAX_PROBE_INTERVAL = 4.0
 
 
 class SettingsError(ValueError):
@@ -83,6 +84,8 @@ class Timeouts:
     """For reading one request from a client."""
     handoff: float = 15.0
     """How long an abandoned turn may go on so that P's blocks are released: half of vLLM's 30 s lease."""
+    client: float = 600.0
+    """A client that takes nothing of its answer for this long is cut off."""
     drain: float = 120.0
     probe_interval: float = 1.0
     probe_timeout: float = 5.0
@@ -166,11 +169,17 @@ def check(settings: Settings) -> None:
         ("--pull-timeout", settings.timeouts.pull),
         ("--first-byte-timeout", settings.timeouts.first_byte),
         ("--answer-timeout", settings.timeouts.answer),
+        ("--client-timeout", settings.timeouts.client),
         ("--idle-timeout", settings.timeouts.idle),
         ("--probe-interval", settings.timeouts.probe_interval),
         ("--probe-timeout", settings.timeouts.probe_timeout),
     ]
     problems.extend(f"{flag}: must be above 0, got {value:g}" for flag, value in positive if value <= 0)
+    if settings.timeouts.probe_interval > MAX_PROBE_INTERVAL:
+        problems.append(
+            f"--probe-interval: must be at most {MAX_PROBE_INTERVAL:g} s: engines close an idle connection after 5 s, "
+            "which looks like a restart"
+        )
     if settings.limits.max_queue < 0:
         problems.append("--max-queue: must be 0 or more")
     if settings.tenancy.source not in ("authorization", "header"):

@@ -20,11 +20,18 @@ from pd_router.core.errors import INVALID_REQUEST, ApiError, too_large
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_PIPELINED = 8
+REFUSED_LINGER_SECONDS = 2.0
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
 _HEADERS_TOO_LARGE = ApiError(
     431, f"The request's headers are larger than {MAX_HEADER_BYTES} bytes", INVALID_REQUEST, "headers_too_large"
+)
+_ENCODED = ApiError(
+    415,
+    "The body must not be compressed: Content-Encoding must be absent and Transfer-Encoding absent or chunked",
+    INVALID_REQUEST,
+    "unsupported_encoding",
 )
 
 
@@ -173,7 +180,8 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, state: ServerState, now: Callable[[], float]) -> None:
         self.state = state
         self.transport: asyncio.Transport | None = None
-        self.waiting_since = 0.0
+        self._waiting_since = 0.0
+        self._stalled_since: float | None = None
         self._now = now
         self._parser: Any = None
         self._url = b""
@@ -192,21 +200,19 @@ class ClientConnection(asyncio.Protocol):
         """No request is being read, waiting or answered."""
         return self._responder is None and not self._queue and not self._reading
 
-    @property
-    def refused(self) -> bool:
-        """The last answer has been given; what still arrives is thrown away."""
-        return self._refused is not None and self._responder is None
-
-    @property
-    def reading(self) -> bool:
-        """A request has begun to arrive and is not complete."""
-        return self._reading
+    def overdue(self, now: float, request_timeout: float, client_timeout: float) -> bool:
+        """Whether the client is too slow: to send a request, to take an answer, or to leave after a refusal."""
+        if self._stalled_since is not None and self._stalled_since < now - client_timeout:
+            return True
+        if self._refused is not None and self._responder is None:
+            return self._waiting_since < now - REFUSED_LINGER_SECONDS
+        return self._reading and self._waiting_since < now - request_timeout
 
     # -- asyncio.Protocol -----------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
         self._parser = httptools.HttpRequestParser(self)
-        self.waiting_since = self._now()
+        self._waiting_since = self._now()
         self.state.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -234,10 +240,12 @@ class ClientConnection(asyncio.Protocol):
             responder.on_gone()
 
     def pause_writing(self) -> None:
+        self._stalled_since = self._now()
         if self._responder is not None and self._responder.on_pause is not None:
             self._responder.on_pause()
 
     def resume_writing(self) -> None:
+        self._stalled_since = None
         if self._responder is not None and self._responder.on_resume is not None:
             self._responder.on_resume()
 
@@ -249,7 +257,7 @@ class ClientConnection(asyncio.Protocol):
         self._parts = []
         self._size = 0
         self._reading = True
-        self.waiting_since = self._now()
+        self._waiting_since = self._now()
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -260,7 +268,12 @@ class ClientConnection(asyncio.Protocol):
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
+        coding = self._headers.get("transfer-encoding", "chunked").lower()
+        packed = self._headers.get("content-encoding", "identity").lower()
         length = self._headers.get("content-length", "")
+        if coding != "chunked" or packed != "identity":
+            self._refuse(_ENCODED)
+            return
         if length.isdigit() and int(length) > self.state.max_body_bytes:
             self._refuse(too_large(self.state.max_body_bytes))
         elif self._headers.get("expect", "").lower() == "100-continue":
@@ -302,7 +315,7 @@ class ClientConnection(asyncio.Protocol):
         """The current answer is complete."""
         self._responder = None
         self._task = None
-        self.waiting_since = self._now()
+        self._waiting_since = self._now()
         if self._refused is not None and self.transport is not None and self.transport.can_write_eof():
             # The client may still be sending. Closing at once would reset the connection and lose the answer, so only
             # our half is closed; the client's end, or the server's sweep, closes the rest.

@@ -3,8 +3,9 @@
 An engine's HTTP server gives no identity, and a restart on the same port must not go unnoticed: its memory is new, so
 every handle that names the old memory must be purged before new traffic (EL-01). The probe therefore asks `/health`
 over one connection that is kept alive for as long as the engine lives. While that connection stands, it is the same
-process; when it breaks, the process may be another one, and the fleet is told at once. A probe that gets no answer in
-time makes the engine not ready but keeps the connection, so that a slow engine is not mistaken for a new one (EL-05).
+process; when it breaks, the process may be another one: the fleet is told at once, and the next probe, which follows
+at once too, tells whether the engine is there. A probe that gets no answer in time makes the engine not ready but keeps
+the connection, so that a slow engine is not mistaken for a new one (EL-05).
 """
 
 from __future__ import annotations
@@ -132,12 +133,11 @@ class EngineProbe:
             async with asyncio.timeout(self._settings.timeout):
                 status = await asyncio.shield(conn.ask(self._request))
         except TimeoutError:
-            self._misses += 1
-            if self._misses >= self._settings.misses:
-                self._on_ready(False)
+            self._missed()
             return
         except ConnectionResetError:
-            self._on_ready(False)
+            # `_lost` has purged; whether the engine is there is what the next probe, which is due now, will tell.
+            self._missed()
             return
         self._misses = 0
         self._on_ready(status == 200)
@@ -145,6 +145,11 @@ class EngineProbe:
             # Without keep-alive there is no continuity to watch; a close is then no news.
             self._conn = None
             conn.close()
+
+    def _missed(self) -> None:
+        self._misses += 1
+        if self._misses >= self._settings.misses:
+            self._on_ready(False)
 
     async def _connection(self) -> _ProbeConnection:
         if self._conn is not None and self._conn.transport is not None:
@@ -162,5 +167,4 @@ class EngineProbe:
         if self._conn is conn:
             self._conn = None
             self._on_broken()
-            self._on_ready(False)
             self.nudge()

@@ -6,6 +6,7 @@ which a turn cannot be tried again: nothing is written to the client until decod
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -104,7 +105,8 @@ class StreamRelay:
     def _data(self, data: bytes, framed: bytes | None = None) -> None:
         """Bytes from decode, once per read."""
         exchange, stream, responder = self._exchange, self._filter, self._responder
-        exchange.deadline = self._now() + self._idle
+        if exchange.deadline != math.inf:  # what was under way when reading was paused does not end the pause
+            exchange.deadline = self._now() + self._idle
         try:
             out = stream.feed(data)
         except EventTooLarge as error:
@@ -163,8 +165,7 @@ class StreamRelay:
         self._held.clear()
 
     def _resume(self) -> None:
-        self._exchange.deadline = self._now() + self._idle
-        self._exchange.resume()
+        self._exchange.resume(self._now() + self._idle)
 
     def _keep_handle(self) -> None:
         """Keep the handle, once. Without [DONE] only the end of the body makes the stream clean."""

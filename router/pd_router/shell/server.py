@@ -39,7 +39,6 @@ log = logging.getLogger("pd_router")
 TURNS = {"/v1/chat/completions": Api.CHAT, "/v1/completions": Api.COMPLETIONS}
 BACKLOG = 4096
 SWEEP_SECONDS = 1.0
-REFUSED_LINGER_SECONDS = 2.0
 
 
 class Router:
@@ -163,13 +162,13 @@ class Router:
             responder.send_error(unknown_path(path))
 
     async def _sweep(self) -> None:
-        """Close connections that are slow to send a request, or that linger after a refusal."""
+        """Close connections that are slow to send a request or to take an answer, or that linger after a refusal."""
+        timeouts = self.settings.timeouts
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             now = self._loop.time()
             for connection in list(self.state.connections):
-                limit = REFUSED_LINGER_SECONDS if connection.refused else self.settings.timeouts.request
-                if (connection.refused or connection.reading) and connection.waiting_since < now - limit:
+                if connection.overdue(now, timeouts.request, timeouts.client):
                     connection.cut()
             self.context.store.expire(now)
 

@@ -271,6 +271,7 @@ class Turn:
                 relay = StreamRelay(context, self._record, responder, exchange, self._own_headers, self._prefilled_at)
                 self._status = await relay.run(functools.partial(self.keep, prepared, decode))
             else:
+                exchange.deadline = context.now() + timeouts.idle
                 raw = await exchange.body()
                 send_whole(
                     self._record,

@@ -9,6 +9,7 @@ sweeper looks at.
 from __future__ import annotations
 
 import asyncio
+import math
 import zlib
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -131,13 +132,15 @@ class Exchange:
             conn.close()
 
     def pause(self) -> None:
-        """Stop reading from the engine: the client is slow."""
+        """Stop reading from the engine: the client is slow. No deadline runs, since the engine may not go on."""
         if self.conn is not None:
+            self.deadline = math.inf
             self.conn.pause()
 
-    def resume(self) -> None:
-        """Read on."""
+    def resume(self, deadline: float) -> None:
+        """Read on; the engine must send something before `deadline`."""
         if self.conn is not None:
+            self.deadline = deadline
             self.conn.resume()
 
     # -- what the connection calls --------------------------------------------------------------
