@@ -54,13 +54,17 @@ async def two_turns(pair: Pair, conversation: str) -> tuple[list[Message], Answe
     return [*messages, first.message, user(pair.text(60))], first
 
 
-async def test_a_true_continuation_is_read_back_and_equals_recompute(pair: Pair, connector: str) -> None:
+async def test_a_true_continuation_equals_recompute(pair: Pair, connector: str) -> None:
     messages, _ = await two_turns(pair, "true")
     second = await pair.ask(messages, conversation="true")
-    assert second.attached
     if connector == "Verified":
         assert second.pulled >= PROMPT_WORDS // 128 * 128
         assert second.decision["verdict"] == "proven"
+    else:
+        # The tiny model's words begin with a space, and white space at the edge of a reply may be tokenised otherwise
+        # when it comes back: history alone does not prove such a turn.
+        assert not second.attached
+        assert second.decision["reason"] == "unproven"
     await pair.assert_equals_recompute(second, messages)
 
 

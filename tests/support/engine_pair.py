@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import yaml
 
+from pd_operator.core.choices import Connector
 from pd_operator.core.model import PDDeployment
 from pd_operator.core.parse import parse_deployment
 from pdctl.shell.local import LocalDeployment, LocalOptions
@@ -72,7 +73,10 @@ class Pair:
     @classmethod
     async def start(cls, deployment: PDDeployment, log_dir: Path) -> Pair:
         """Start engines and router; about a minute."""
-        local = LocalDeployment(deployment, LocalOptions(log_dir=log_dir, stop_grace=15))
+        env = {}
+        if deployment.spec.kv_transfer.connector is Connector.STOCK:
+            env["PYTHONPATH"] = str(Path(__file__).parent / "rested")
+        local = LocalDeployment(deployment, LocalOptions(log_dir=log_dir, stop_grace=15, env=env))
         await local.start()
         session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=240))
         return cls(local, session, _words=read_words(Path(deployment.spec.model.name)))
