@@ -14,7 +14,7 @@ from typing import Any
 
 
 class _RestAfterImport:
-    """Import hook: calls the two functions of `pd_connector.compat` once vLLM's shared memory module has been loaded."""
+    """Import hook: calls two functions of `pd_connector.compat` once vLLM's shared memory module has been loaded."""
 
     waiting = {"vllm.distributed.device_communicators.shm_broadcast"}
 
