@@ -141,10 +141,10 @@ async def test_an_unsafe_continuation_equals_recompute(pair: Pair, connector: st
     await pair.assert_equals_recompute(answer, messages, **shaping)
 
 
-async def test_a_spent_handle_is_not_sent_again_after_churn(pair: Pair) -> None:
+async def test_a_spent_handle_is_not_sent_again_after_churn(pair: Pair, connector: str) -> None:
     messages, _ = await two_turns(pair, "spent")
     both = await asyncio.gather(*(pair.ask(messages, conversation="spent") for _ in range(2)))
-    assert sorted(answer.attached for answer in both) == [False, True]
+    assert [answer.attached for answer in both].count(True) == (1 if connector == "Verified" else 0)
     for number in range(6):
         await pair.ask([user(pair.text(PROMPT_WORDS))], conversation=f"churn-{number}")
     late = await pair.ask(messages, max_tokens=8)
