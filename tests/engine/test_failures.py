@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pyte
 
 PROMPT_WORDS = 500
 TTL = 45
-"""Seconds that D keeps a turn's blocks; the router's own limit is 30 s below it."""
+"""Seconds that D keeps a turn's blocks; the router's own limit is derived from it."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -89,7 +89,7 @@ async def test_prefill_restarted(pair: Pair) -> None:
 
 async def test_the_ttl_has_passed(pair: Pair) -> None:
     messages = await one_turn(pair)
-    await asyncio.sleep(TTL - 30 + 1)
+    await asyncio.sleep(tiny_deployment(ttl=TTL).spec.kv_transfer.handle_ttl_seconds + 1)
     answer = await pair.ask(messages)
     assert not answer.attached
     assert answer.decision["reason"] in ("expired", "not_found")
