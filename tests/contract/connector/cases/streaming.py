@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -15,6 +16,32 @@ TEXT = 'data: {"choices":[{"index":0,"text":"a","finish_reason":null}]}\n\n'
 FINISH = 'data: {"choices":[{"index":0,"text":"","finish_reason":"stop"}]}\n\n'
 USAGE = 'data: {"choices":[],"usage":{"total_tokens":4}}\n\n'
 DONE = "data: [DONE]\n\n"
+
+
+def case_the_real_completion_stream_carries_the_handle(lab: Any) -> None:
+    chunks = _completion_chunks(patched=True)
+    assert [chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]] == ["a", "日", "b"]
+    assert [chunk.get("kv_transfer_params") for chunk in chunks] == [None, None, HANDLE, None]
+    assert chunks[2]["choices"][0]["finish_reason"] == "length"
+
+
+def case_the_real_chat_stream_carries_the_handle(lab: Any) -> None:
+    from pd_connector import compat
+
+    if compat.handle_in_stream(compat.parse_version(lab.version)):
+        # vLLM's own since 0.33: `starting` reads it in the source; the generator needs a whole server there.
+        return
+    chunks = _chat_chunks()
+    assert [chunk.get("kv_transfer_params") for chunk in chunks] == [None, None, None, HANDLE, None]
+    assert chunks[3]["choices"][0]["finish_reason"] == "length"
+
+
+def case_stock_streams_carry_none_below_0_33(lab: Any) -> None:
+    from pd_connector import compat
+
+    found = [chunk.get("kv_transfer_params") for chunk in _completion_chunks(patched=False)]
+    native = compat.handle_in_stream(compat.parse_version(lab.version))
+    assert found == [None, None, HANDLE if native else None, None]
 
 
 def case_the_finish_chunk_carries_the_handle(lab: Any) -> None:
@@ -124,3 +151,76 @@ def _relay(module: Any, outputs: list[Any]) -> list[str]:
         return [chunk async for chunk in module.Server().relay(outputs, source(), name="tiny")]
 
     return asyncio.run(collect())
+
+
+class _Server:
+    """What the generators ask of the server object besides the method itself: every option is off."""
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+    def _raise_if_error(self, *args: Any) -> None: ...
+
+    def _extract_prompt_text(self, *args: Any) -> str:
+        return "prompt"
+
+    def get_chat_request_role(self, request: Any) -> str:
+        return "assistant"
+
+    def create_streaming_error_response(self, error: Exception) -> str:
+        raise error
+
+
+def _completion_chunks(*, patched: bool) -> list[dict[str, Any]]:
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+    from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+
+    import pd_connector.connector
+
+    assert pd_connector.connector
+    relay = OpenAIServingCompletion.completion_stream_generator
+    if not patched:
+        relay = getattr(relay, "__wrapped__", relay)
+    options = {"max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
+    request = CompletionRequest(model="tiny", prompt="p", **options)
+    source = _engine_outputs(lambda output: (0, output))
+    metadata = SimpleNamespace()
+    return _parsed(relay(_Server(), request, [None], source, "id", 1, "tiny", 1, None, metadata))
+
+
+def _chat_chunks() -> list[dict[str, Any]]:
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+
+    import pd_connector.connector
+
+    assert pd_connector.connector
+    relay = OpenAIServingChat.chat_completion_stream_generator
+    options = {"max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
+    request = ChatCompletionRequest(model="tiny", messages=[{"role": "user", "content": "p"}], **options)
+    source = _engine_outputs(lambda output: output)
+    return _parsed(relay(_Server(), request, source, "id", "tiny", [], None, SimpleNamespace()))
+
+
+async def _engine_outputs(pack: Any) -> AsyncIterator[Any]:
+    from vllm.outputs import CompletionOutput, RequestOutput
+
+    for text, reason, handle in (("a", None, None), ("日", None, None), ("b", "length", HANDLE)):
+        piece = CompletionOutput(0, text, [5], None, None, finish_reason=reason, stop_reason=None)
+        ended = reason is not None
+        yield pack(RequestOutput("id", "p", [1, 2, 3], None, [piece], ended, kv_transfer_params=handle))
+
+
+def _parsed(stream: AsyncIterator[str]) -> list[dict[str, Any]]:
+    async def collect() -> list[str]:
+        return [event async for event in stream]
+
+    events = asyncio.run(collect())
+    assert events[-1] == DONE
+    assert all(event.startswith("data: ") and event.endswith("\n\n") for event in events)
+    return [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
