@@ -89,8 +89,9 @@ def test_nothing_pulled_is_a_failure_whatever_the_speed(finish):
 
 
 def test_a_turn_that_fails_is_a_failure(finish):
-    code, output, _ = finish(error=PlayError("the router answered 500: boom"))
+    code, output, out = finish(error=PlayError("the router answered 500: boom"))
     assert code == 1
+    assert json.loads((out / "records.json").read_text())["faults"] == ["the router answered 500: boom"]
     assert "FAILED: the router answered 500: boom" in output
 
 

@@ -66,7 +66,7 @@ async def _measure_and_show(
     except (ModelMakerError, StartError, PlayError) as error:
         console.settle()
         console.say(f"FAILED: {error}")
-        console.say(f"full logs: {out / 'logs'}")
+        _save(out, run, [], [str(error)], console)
         return 1
     faults = find_faults(run.records, conversations, plan.turns, plan.reply)
     rows: list[Row] = []
@@ -78,8 +78,7 @@ async def _measure_and_show(
         console.block(format_table(rows))
         console.block("")
         console.say(_verdict(rows[-1]))
-    (out / "records.json").write_text(json.dumps(_file(run, rows, faults), indent=1) + "\n")
-    console.say(f"raw records: {out / 'records.json'}, logs: {out / 'logs'}")
+    _save(out, run, rows, faults, console)
     if rows:
         console.say(f"pictures: {out / 'ttft.png'}, {out / 'prefill.png'}")
     console.block("")
@@ -115,8 +114,8 @@ def _verdict(last: Row) -> str:
     )
 
 
-def _file(run: DemoRun, rows: list[Row], faults: list[str]) -> dict[str, Any]:
-    return {
+def _save(out: Path, run: DemoRun, rows: list[Row], faults: list[str], console: Console) -> None:
+    content: dict[str, Any] = {
         "format": "pdctl-demo/1",
         "plan": run.describe(),
         "faults": faults,
@@ -125,3 +124,5 @@ def _file(run: DemoRun, rows: list[Row], faults: list[str]) -> dict[str, Any]:
         "decisions": run.decisions,
         "stages": [{"name": name, "seconds": round(seconds, 3)} for name, seconds in run.stages],
     }
+    (out / "records.json").write_text(json.dumps(content, indent=1) + "\n")
+    console.say(f"raw records: {out / 'records.json'}, logs: {out / 'logs'}")
