@@ -1,7 +1,8 @@
 """`python -m pd_connector.selftest`: run in the engine's container before the engine starts.
 
 Ends with 0 when everything that the plugin relies on is there and its guards hold on the installed vLLM, and with 1 and
-the reasons otherwise. Takes a few seconds, needs no model and no device unless ``--backend`` asks for one.
+the reasons otherwise. Takes as long as importing vLLM does, needs no model and no device unless ``--backend`` asks for
+one.
 """
 
 from __future__ import annotations
