@@ -202,7 +202,7 @@ async def test_by_hand_a_spent_handle_is_refused_by_our_connector(pair: Pair) ->
     assert abs(second - truth) <= TOLERANCE
 
 
-def test_distance_stops_where_the_answers_part() -> None:
+async def test_distance_stops_where_the_answers_part() -> None:
     one = Answer({}, [-1.0, -2.0, -3.0], ["a", "b", "c"], {})
     other = Answer({}, [-1.01, -2.5, -9.0], ["a", "x", "c"], {})
     assert distance(one, other) == pytest.approx(0.5)
