@@ -142,6 +142,7 @@ async def test_a_hanging_process_can_be_stopped(world):
     stopped = {one.name: one.exit for one in await local.stop()}
     assert stopped["prefill-0"] == Exit(signal=signal.SIGKILL)
     assert world.alive() == {}
+    world.wait_until_no_segments(5)
 
 
 async def test_a_process_deaf_to_sigterm_is_killed_after_the_grace(world):
@@ -152,6 +153,7 @@ async def test_a_process_deaf_to_sigterm_is_killed_after_the_grace(world):
     assert stopped["decode-0"] == Exit(signal=signal.SIGKILL)
     assert stopped["prefill-0"] == Exit(signal=signal.SIGTERM)
     assert world.alive() == {}
+    world.wait_until_no_segments(5)
 
 
 async def test_a_stop_that_is_cancelled_still_leaves_nothing(world):

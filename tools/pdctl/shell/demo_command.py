@@ -25,9 +25,9 @@ from pdctl.shell.player import PlayError
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for pictures, records and logs.")] = Path("out/demo"),
     conversations: Annotated[int, typer.Option(min=1, help="Conversations per leg.")] = 3,
-    turns: Annotated[int, typer.Option(min=2, help="Turns per conversation.")] = 6,
+    turns: Annotated[int, typer.Option(min=2, help="Turns per conversation.")] = 7,
     longest: Annotated[int, typer.Option(help="Prompt of the last turn, in tokens.")] = 8600,
-    step: Annotated[int, typer.Option(help="Tokens that each turn adds: reply and next question.")] = 800,
+    step: Annotated[int, typer.Option(help="Tokens that each turn adds: reply and next question.")] = 640,
     reply: Annotated[int, typer.Option(min=2, help="Tokens per reply.")] = 64,
     engine_python: Annotated[str, typer.Option(help="The Python that has vLLM.")] = sys.executable,
 ) -> None:

@@ -100,9 +100,10 @@ def kill_descendants() -> dict[int, int]:
 
 def _kill_all(pids: list[int], begun: float) -> None:
     for pid in pids:
-        if time.monotonic() - begun > TRACKER_SECONDS or not _is_tracker(pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        spared = time.monotonic() - begun < TRACKER_SECONDS and _is_tracker(pid)
+        with contextlib.suppress(ProcessLookupError):
+            # A tracker that was stopped together with its group couldn't do its work.
+            os.kill(pid, signal.SIGCONT if spared else signal.SIGKILL)
 
 
 def _is_tracker(pid: int) -> bool:
