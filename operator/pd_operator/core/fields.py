@@ -24,6 +24,7 @@ VERSION: Final = r"^v?[0-9]+\.[0-9]+(\.[0-9]+)?[A-Za-z0-9.+-]*$"
 PRINTABLE: Final = r"^[^\x00-\x1f\x7f]*$"
 SECRET_KEY: Final = r"^[-._a-zA-Z0-9]+$"
 WORD: Final = r"^[a-z_][a-z0-9_]*$"
+CONDITION_WORD: Final = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"
 
 PATTERN_SENTENCES: Final = {
     DNS_LABEL: "lower-case letters, digits and '-', beginning with a letter",
@@ -38,6 +39,7 @@ PATTERN_SENTENCES: Final = {
     PRINTABLE: "printable text on one line",
     SECRET_KEY: "letters, digits and . _ -",
     WORD: "lower-case letters, digits and '_'",
+    CONDITION_WORD: "a word in CamelCase",
 }
 """What each pattern means, for error messages: nobody should have to read a regular expression."""
 
