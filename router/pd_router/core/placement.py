@@ -22,6 +22,11 @@ class Engine:
     ready: bool
     draining: bool = False
 
+    @property
+    def takes_work(self) -> bool:
+        """Whether a new turn may go there; one that drains is ready and only ends what it has."""
+        return self.ready and not self.draining
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:

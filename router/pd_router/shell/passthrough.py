@@ -27,7 +27,10 @@ async def pass_through(context: Context, path: str, request: Request, responder:
         return
     now = context.now()
     engines = [
-        engine for role in (ROLE_DECODE, ROLE_PREFILL) for engine in context.fleet.snapshot(role, now) if engine.ready
+        engine
+        for role in (ROLE_DECODE, ROLE_PREFILL)
+        for engine in context.fleet.snapshot(role, now)
+        if engine.takes_work
     ]
     try:
         if not engines:

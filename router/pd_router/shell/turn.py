@@ -211,7 +211,7 @@ class Turn:
     def _prefill_generations(self, now: float) -> frozenset[str]:
         """Generations that a prefill engine is ready for: a decode engine of any other could not be paired (EL-07)."""
         return frozenset(
-            engine.generation for engine in self._context.fleet.snapshot(ROLE_PREFILL, now) if engine.ready
+            engine.generation for engine in self._context.fleet.snapshot(ROLE_PREFILL, now) if engine.takes_work
         )
 
     def _choose_prefill(self, prepared: Prepared, generation: str) -> Member:
@@ -315,10 +315,10 @@ class Turn:
     def _untried(self, engines: tuple[Engine, ...]) -> tuple[Engine, ...]:
         """Leave out engines that failed this turn, unless there are no others."""
         rest = tuple(engine for engine in engines if engine.key not in self._avoid)
-        return rest if any(engine.ready for engine in rest) else engines
+        return rest if any(engine.takes_work for engine in rest) else engines
 
     def _any_ready(self, role: str, now: float) -> bool:
-        return any(engine.ready for engine in self._context.fleet.snapshot(role, now))
+        return any(engine.takes_work for engine in self._context.fleet.snapshot(role, now))
 
     def _blame(self, member: Member, failure: LegFailed) -> None:
         """Count a failed leg against its engine, and look at the engine at once when it could not be reached."""
