@@ -152,11 +152,15 @@ class Turn:
         self,
         prepared: Prepared,
         decode: Member,
+        incarnation: int,
         handle: dict[str, object] | None,
         reply: Reply | None,
         answer_id: str,
     ) -> None:
-        """Keep D's handle. Called before the last byte is written: the next turn may follow at once."""
+        """Keep D's handle. Called before the last byte is written: the next turn may follow at once.
+
+        `incarnation`: the one that the turn was sent to; an answer may be read to its end after its process is gone.
+        """
         context = self._context
         if not self._keys or self._tenant is None:
             return
@@ -169,7 +173,7 @@ class Turn:
         entry = Entry.of(
             handle,
             holder=decode.key,
-            incarnation=str(decode.incarnation),
+            incarnation=str(incarnation),
             generation=decode.generation,
             arrived=now,
             turn=self._turn_number,
@@ -262,6 +266,7 @@ class Turn:
             # The client left between the legs. Decode still has to read P's blocks, or they are stranded until the
             # lease ends; no exchange existed for `_client_left` to bound, so the bound is set here.
             wait = timeouts.handoff
+        keep = functools.partial(self.keep, prepared, decode, decode.incarnation)
         decode.breaker.sent(context.now())
         try:
             exchange = self._exchange = await context.pool.request(decode.address, head, body, wait)
@@ -269,7 +274,7 @@ class Turn:
                 raise refused("decode", exchange.status, exchange, await exchange.body())
             if prepared.stream:
                 relay = StreamRelay(context, self._record, responder, exchange, self._own_headers, self._prefilled_at)
-                self._status = await relay.run(functools.partial(self.keep, prepared, decode))
+                self._status = await relay.run(keep)
             else:
                 exchange.deadline = context.now() + timeouts.idle
                 raw = await exchange.body()
@@ -280,7 +285,7 @@ class Turn:
                     raw,
                     self._own_headers,
                     self._prefilled_at,
-                    functools.partial(self.keep, prepared, decode),
+                    keep,
                 )
         except LegError as error:
             failure = network_failure("decode", error, wait)
