@@ -23,7 +23,11 @@ log = logging.getLogger("pd_router.fleet")
 
 @dataclass(slots=True)
 class Member:
-    """One engine. `key` is stable for as long as the address is; `incarnation` counts its processes."""
+    """One engine. `key` is stable for as long as the address is; `incarnation` counts its processes.
+
+    `answers`: it could be reached the last time that somebody tried. `admitted`: discovery says that it may have work.
+    `ready`: both. `draining`: it ends what it has and takes no new turn.
+    """
 
     key: str
     role: str
@@ -31,6 +35,8 @@ class Member:
     generation: str
     ready: bool = False
     draining: bool = False
+    answers: bool = False
+    admitted: bool = True
     incarnation: int = 0
     peers: set[str] = field(default_factory=set)
     breaker: Breaker = field(default_factory=Breaker)
@@ -52,12 +58,26 @@ class Fleet:
         self._allowed = allowed_hosts
         self._members: dict[str, Member] = {}
         self._hosts: frozenset[str] | None = None
+        self._next_incarnation = 0
 
     def add(self, member: Member) -> None:
-        """A new engine, not ready until discovery says so."""
+        """A new engine, not ready until it answers. Its key must be new, or have been removed."""
+        # A key may come back as another process: nothing that names the one before may match it.
+        member.incarnation = self._next_incarnation
         self._members[member.key] = member
         self._hosts = None
         self._metrics.engine_ready.labels(member.role, member.key).set(0)
+
+    def remove(self, key: str) -> None:
+        """The engine is gone for good: its handles are purged, and what waits for its first byte fails."""
+        member = self._members.pop(key)
+        purged = self._purge(key) if member.role == ROLE_DECODE else 0
+        self._next_incarnation = max(self._next_incarnation, member.incarnation + 1)
+        member.ready = member.answers = False
+        self._hosts = None
+        self._metrics.forget_engine(member.role, key)
+        log.info("%s engine %s is gone; %d of its handles purged", member.role, key, purged)
+        self._on_gone(member)
 
     def member(self, key: str) -> Member | None:
         """The engine of that key."""
@@ -99,17 +119,32 @@ class Fleet:
 
     # -- what discovery reports ------------------------------------------------------------------
     def set_ready(self, key: str, ready: bool) -> None:
-        """The engine takes work, or no longer does."""
-        member = self._members[key]
-        if member.ready == ready:
+        """The engine answers, or no longer does: then what waits for its first byte fails. Unknown keys are ignored."""
+        member = self._members.get(key)
+        if member is None or member.answers == ready:
             return
-        member.ready = ready
-        self._metrics.engine_ready.labels(member.role, key).set(1 if ready else 0)
-        log.info("%s engine %s is %s", member.role, key, "ready" if ready else "not ready")
+        member.answers = ready
+        self._settle(member)
         if ready:
             member.breaker = Breaker()
         else:
             self._on_gone(member)
+
+    def admit(self, key: str, admitted: bool, draining: bool) -> None:
+        """What discovery says about an engine, whether it answers or not. What runs on it goes on."""
+        member = self._members[key]
+        if draining != member.draining:
+            member.draining = draining
+            log.info("%s engine %s is %s", member.role, key, "draining" if draining else "no longer draining")
+        member.admitted = admitted
+        self._settle(member)
+
+    def _settle(self, member: Member) -> None:
+        ready = member.answers and member.admitted
+        if ready != member.ready:
+            member.ready = ready
+            self._metrics.engine_ready.labels(member.role, member.key).set(1 if ready else 0)
+            log.info("%s engine %s is %s", member.role, member.key, "ready" if ready else "not ready")
 
     def broken(self, key: str) -> None:
         """The process behind the engine may be another one from here on."""
@@ -131,7 +166,9 @@ class Fleet:
             {
                 "engine": member.key,
                 "role": member.role,
+                "address": member.address.authority,
                 "ready": member.ready,
+                "draining": member.draining,
                 "incarnation": member.incarnation,
                 "generation": member.generation,
                 "turns": loads.turns(member.key),

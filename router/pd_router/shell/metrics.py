@@ -69,6 +69,11 @@ class Metrics:
             "engine_incarnations", "Times an engine's process was lost and its handles purged", "role", "engine"
         )
 
+    def forget_engine(self, role: str, engine: str) -> None:
+        """Drop the series of an engine that left, so that pods that come and go don't add up."""
+        self.engine_ready.remove(role, engine)
+        self.engine_breaks.remove(role, engine)
+
     def register(self, collector: Collector) -> None:
         """Add figures that are read at scrape time."""
         self.registry.register(collector)

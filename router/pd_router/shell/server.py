@@ -85,7 +85,7 @@ class Router:
             backlog=BACKLOG,
         )
         self.context.pool.start()
-        self.discovery.start()
+        await self.discovery.start()
         self._sweeper = asyncio.create_task(self._sweep(), name="client-deadlines")
         port = int(self._server.sockets[0].getsockname()[1])
         return port, await self.admin.start()
@@ -130,6 +130,8 @@ class Router:
         return self.context.fleet.describe(self.context.loads)
 
     def _engine_gone(self, member: Member) -> None:
+        if self.context.fleet.member(member.key) is not member:
+            self.context.loads.forget(member.key)
         self.context.pool.fail_waiting(member.address, Failure.LOST)
 
     def _handle(self, request: Request, responder: Responder) -> asyncio.Task[None]:
