@@ -1,0 +1,194 @@
+"""What was seen of one PDDeployment and its surroundings, as frozen values.
+
+Raw objects are cut down to what decisions need the moment they arrive: an operator that mirrors thousands of children
+must not keep their bodies. Separate from `plan` and `status` so that both decide from the same facts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pd_operator.core.names import MANAGED_BY
+from pd_operator.core.observed_kinds import Ref
+from pd_operator.core.observed_pods import Pod
+from pd_operator.core.observed_router import RouterAnswer
+from pd_wire import names
+
+MANAGER: Final = "pd-operator"
+"""Field manager of every write."""
+
+HASH_ANNOTATION: Final = f"{names.API_GROUP}/rendered-hash"
+MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
+
+IMMUTABLE: Final = {
+    "StatefulSet": ("selector", "serviceName", "podManagementPolicy", "volumeClaimTemplates"),
+    "Deployment": ("selector",),
+}
+"""Fields of `spec` that an API server refuses to change after creation, by kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The numbers of a StatefulSet or Deployment.
+
+    Attributes:
+        current: the controller has seen the newest spec, so the counts are about it.
+        wanted: replicas asked for in the spec, whoever set them.
+        deadline_passed: a Deployment's own verdict that its rollout is stuck.
+        immutable: the fixed fields of the spec, as JSON text.
+    """
+
+    current: bool = False
+    wanted: int = 1
+    replicas: int = 0
+    ready: int = 0
+    updated: int = 0
+    current_revision: str = ""
+    update_revision: str = ""
+    deadline_passed: bool = False
+    immutable: str = "{}"
+
+    @property
+    def rolled_out(self) -> bool:
+        """Every wanted pod runs the newest template, is ready, and no other pod is left."""
+        return self.current and self.replicas == self.updated == self.ready == self.wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One object that is, or stands in the place of, a child.
+
+    Attributes:
+        version: resourceVersion as a number; larger is newer.
+        deployment: name of the PDDeployment in its label.
+        managed: carries the managed-by label of this operator.
+        owner: (kind, name, uid) of its controller, empty texts without one.
+        owned_fields: `fieldsV1` of this operator's apply, as JSON text; empty when it never applied.
+    """
+
+    ref: Ref
+    uid: str
+    version: int
+    deployment: str = ""
+    role: str = ""
+    managed: bool = False
+    owner: tuple[str, str, str] = ("", "", "")
+    rendered_hash: str = ""
+    owned_fields: str = ""
+    deleting: bool = False
+    workload: Workload | None = None
+
+    def belongs_to(self, uid: str) -> bool:
+        """Is the PDDeployment with that uid its controller?"""
+        return bool(uid) and self.owner[0] == names.KIND and self.owner[2] == uid
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything that one reconcile looks at."""
+
+    raw: Mapping[str, Any]
+    children: Mapping[Ref, Child] = field(default_factory=dict)
+    pods: tuple[Pod, ...] = ()
+    routers: Mapping[str, RouterAnswer | None] = field(default_factory=dict)
+    """Ready router pods by name; None = asked and no answer. A pod that was not asked yet is absent."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The object's metadata."""
+        return _mapping(self.raw.get("metadata"))
+
+    @property
+    def name(self) -> str:
+        """Name of the PDDeployment."""
+        return str(self.metadata.get("name", ""))
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of the PDDeployment and of every child."""
+        return str(self.metadata.get("namespace", ""))
+
+    @property
+    def uid(self) -> str:
+        """The uid that children carry in their owner reference."""
+        return str(self.metadata.get("uid", ""))
+
+    @property
+    def generation(self) -> int:
+        """`metadata.generation` of the spec that was read."""
+        return int(self.metadata.get("generation", 0))
+
+    def mine(self) -> tuple[Child, ...]:
+        """The children whose controller is this very object, in a fixed order."""
+        return tuple(child for _, child in sorted(self.children.items()) if child.belongs_to(self.uid))
+
+
+def observe_child(kind: str, raw: Mapping[str, Any]) -> Child:
+    """Cut an object from the API down to what decisions need."""
+    metadata = _mapping(raw.get("metadata"))
+    labels = _mapping(metadata.get("labels"))
+    return Child(
+        ref=Ref(kind, str(metadata.get("namespace", "")), str(metadata.get("name", ""))),
+        uid=str(metadata.get("uid", "")),
+        version=resource_version(raw),
+        deployment=str(labels.get(names.LABEL_DEPLOYMENT, "")),
+        role=str(labels.get(names.LABEL_ROLE, "")),
+        managed=labels.get(MANAGED_BY_LABEL) == MANAGED_BY,
+        owner=_controller(metadata),
+        rendered_hash=str(_mapping(metadata.get("annotations")).get(HASH_ANNOTATION, "")),
+        owned_fields=_owned_fields(metadata),
+        deleting="deletionTimestamp" in metadata,
+        workload=_workload(kind, raw) if kind in IMMUTABLE else None,
+    )
+
+
+def resource_version(raw: Mapping[str, Any]) -> int:
+    """resourceVersion as a number, 0 when there is none: servers count upwards, so larger is newer."""
+    text = str(_mapping(raw.get("metadata")).get("resourceVersion", ""))
+    return int(text) if text.isdigit() else 0
+
+
+def immutable_fields(kind: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a workload's spec that can't be changed, as far as they are set."""
+    spec = _mapping(raw.get("spec"))
+    return {name: spec[name] for name in IMMUTABLE.get(kind, ()) if spec.get(name) not in (None, [], "")}
+
+
+def _controller(metadata: Mapping[str, Any]) -> tuple[str, str, str]:
+    for owner in metadata.get("ownerReferences") or ():
+        if owner.get("controller"):
+            return str(owner.get("kind", "")), str(owner.get("name", "")), str(owner.get("uid", ""))
+    return "", "", ""
+
+
+def _owned_fields(metadata: Mapping[str, Any]) -> str:
+    for entry in metadata.get("managedFields") or ():
+        ours = entry.get("manager") == MANAGER and entry.get("operation") == "Apply"
+        if ours and not entry.get("subresource"):
+            return json.dumps(entry.get("fieldsV1") or {}, sort_keys=True, separators=(",", ":"))
+    return ""
+
+
+def _workload(kind: str, raw: Mapping[str, Any]) -> Workload:
+    metadata, spec, status = (_mapping(raw.get(part)) for part in ("metadata", "spec", "status"))
+    return Workload(
+        current=int(status.get("observedGeneration", 0)) >= int(metadata.get("generation", 0)),
+        wanted=int(spec.get("replicas", 1)),
+        replicas=int(status.get("replicas", 0)),
+        ready=int(status.get("readyReplicas", 0)),
+        updated=int(status.get("updatedReplicas", 0)),
+        current_revision=str(status.get("currentRevision", "")),
+        update_revision=str(status.get("updateRevision", "")),
+        deadline_passed=any(
+            condition.get("type") == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded"
+            for condition in status.get("conditions") or ()
+        ),
+        immutable=json.dumps(immutable_fields(kind, raw), sort_keys=True),
+    )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

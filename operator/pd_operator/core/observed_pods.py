@@ -1,0 +1,161 @@
+"""What is wrong with a pod, in one word and one sentence.
+
+Separate because readiness comes from the workload's counts; pods are looked at only to say *why* something is not
+ready, and because each rule here follows the kubelet's and the scheduler's words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pd_operator.core.reasons import Reason
+from pd_wire import names
+
+LAST_WORDS: Final = 400
+"""Most characters of a termination message that are kept, from its end: the cause of a traceback stands last."""
+
+_PULL_REASONS: Final = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
+)
+_CREATE_REASONS: Final = frozenset(
+    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError"}
+)
+ADMIN_PORT: Final = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a pod does not become ready."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One pod of a PDDeployment.
+
+    Attributes:
+        revision: the StatefulSet's or ReplicaSet's hash of the template that it runs.
+        admin_port: a router's admin port, 0 for other pods.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    version: int
+    deployment: str
+    role: str
+    revision: str = ""
+    ready: bool = False
+    deleting: bool = False
+    ip: str = ""
+    admin_port: int = 0
+    trouble: Trouble | None = None
+
+
+def observe_pod(raw: Mapping[str, Any]) -> Pod:
+    """Cut a pod from the API down to what decisions need."""
+    metadata, spec, status = (raw.get(part) or {} for part in ("metadata", "spec", "status"))
+    labels = metadata.get("labels") or {}
+    version = str(metadata.get("resourceVersion", ""))
+    deleting = "deletionTimestamp" in metadata
+    ready = any(
+        condition.get("type") == "Ready" and condition.get("status") == "True"
+        for condition in status.get("conditions") or ()
+    )
+    return Pod(
+        namespace=str(metadata.get("namespace", "")),
+        name=str(metadata.get("name", "")),
+        uid=str(metadata.get("uid", "")),
+        version=int(version) if version.isdigit() else 0,
+        deployment=str(labels.get(names.LABEL_DEPLOYMENT, "")),
+        role=str(labels.get(names.LABEL_ROLE, "")),
+        revision=str(labels.get("controller-revision-hash") or labels.get("pod-template-hash") or ""),
+        ready=ready and not deleting,
+        deleting=deleting,
+        ip=str(status.get("podIP", "")),
+        admin_port=_admin_port(spec),
+        trouble=None if ready or deleting else diagnose(spec, status),
+    )
+
+
+def diagnose(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Trouble | None:
+    """The first thing that keeps a pod from running, or None when it is merely starting."""
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
+            return Trouble(Reason.UNSCHEDULABLE, _one_line(condition.get("message")))
+    if status.get("phase") == "Failed":
+        text = ": ".join(part for part in (str(status.get("reason", "")), _one_line(status.get("message"))) if part)
+        return Trouble(Reason.POD_FAILED, text or "the pod failed")
+    for container in _containers(status):
+        trouble = _container_trouble(container)
+        if trouble is not None:
+            return trouble
+    return None
+
+
+def _container_trouble(container: Mapping[str, Any]) -> Trouble | None:
+    name = container.get("name", "")
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    why = waiting.get("reason", "")
+    if why in _PULL_REASONS:
+        image = container.get("image", "")
+        return Trouble(Reason.IMAGE_PULL_FAILED, f"container {name}: image {image}{_pull_cause(waiting)}")
+    if why in _CREATE_REASONS:
+        return Trouble(Reason.CONTAINER_NOT_CREATED, f"container {name}: {_one_line(waiting.get('message')) or why}")
+    ended = _last_failure(container)
+    if ended is None:
+        return None
+    # Between two crashes the container runs for a while; it stays in trouble until it has become ready.
+    again = int(container.get("restartCount", 0)) > 0
+    if why == "CrashLoopBackOff" or (again and not container.get("ready")):
+        return Trouble(Reason.CRASH_LOOPING, f"container {name} {_how_it_ended(ended)}")
+    return None
+
+
+def _last_failure(container: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    for state in (container.get("state") or {}, container.get("lastState") or {}):
+        ended = state.get("terminated")
+        if ended and ended.get("exitCode") != 0:
+            return dict(ended)
+    return None
+
+
+def _how_it_ended(ended: Mapping[str, Any]) -> str:
+    why = ended.get("reason", "")
+    text = f"ended with exit code {ended.get('exitCode')}"
+    if why and why != "Error":
+        text += f" ({why})"
+    last = _one_line(ended.get("message"), LAST_WORDS)
+    return f"{text}: {last}" if last else text
+
+
+def _pull_cause(waiting: Mapping[str, Any]) -> str:
+    """The registry's words. A back-off repeats them after the first failure's name, or says nothing of use."""
+    message = _one_line(waiting.get("message"))
+    _, found, cause = message.partition("ErrImagePull: ")
+    if found:
+        return f": {cause}"
+    return "" if message.startswith("Back-off") or not message else f": {message}"
+
+
+def _containers(status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for group in ("initContainerStatuses", "containerStatuses"):
+        yield from status.get(group) or ()
+
+
+def _admin_port(spec: Mapping[str, Any]) -> int:
+    for container in spec.get("containers") or ():
+        for port in container.get("ports") or ():
+            if port.get("name") == ADMIN_PORT:
+                return int(port.get("containerPort", 0))
+    return 0
+
+
+def _one_line(value: Any, limit: int = 600) -> str:
+    """Text without line breaks; of a longer one the end, where the cause stands."""
+    text = " ".join(str(value or "").split())
+    return text if len(text) <= limit else f"…{text[-limit + 1 :]}"

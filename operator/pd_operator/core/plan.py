@@ -1,0 +1,226 @@
+"""Rendered manifests and what was seen → the writes that bring one to the other. No write when nothing changed.
+
+When a child is applied
+-----------------------
+The hash of its rendered manifest is kept as an annotation on the child. An equal hash means that the wish is the same
+as last time; comparing the live object itself would trip over every default that the server fills in. What somebody
+changed by hand is then found by ownership: a server-side apply records which fields are ours, and a field that another
+writer changes or removes leaves that record. So a child is applied when it is absent, when its hash differs, or when a
+field that we render is not ours any more (`plan_ownership`). Fields that others add beside ours are left alone.
+
+When a child is deleted
+-----------------------
+Only when its controller is this very object (by uid), it carries our managed-by label, and nothing rendered has its
+name. ConfigMaps wait until the routers' rollout is over, since a pod of the previous template may still restart.
+
+What is never done
+------------------
+Taking over an object that somebody else made, and changing anything when the spec is bad: there is no plan then.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from pd_operator.core.observed import HASH_ANNOTATION, IMMUTABLE, Child, Observed, immutable_fields
+from pd_operator.core.observed_kinds import Ref, kind_named
+from pd_operator.core.plan_ownership import lost_fields
+from pd_operator.core.reasons import Reason
+from pd_wire import names
+
+HASH_LENGTH: Final = 16
+
+Manifest = dict[str, Any]
+
+
+class Why(StrEnum):
+    """Why a child is written: a label of the operator's metrics and logs."""
+
+    ABSENT = "absent"
+    CHANGED = "changed"
+    EDITED = "edited"
+    NOT_WANTED = "not-wanted"
+    IMMUTABLE = "immutable"
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Server-side apply. `uid` is that of the object seen, None when none was: another object is then not touched."""
+
+    ref: Ref
+    manifest: Manifest
+    why: Why
+    uid: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recreate:
+    """Delete without touching the pods (they are orphaned), then apply: the new object adopts them by its selector."""
+
+    ref: Ref
+    manifest: Manifest
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove a child together with what hangs on it."""
+
+    ref: Ref
+    uid: str
+
+
+Action = Apply | Recreate | Delete
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A child that is not brought to what is wanted, and why; becomes a condition of its role."""
+
+    ref: Ref
+    role: str
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do, in order, and what is left undone."""
+
+    actions: tuple[Action, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+
+
+def plan(
+    manifests: Iterable[Mapping[str, Any]], observed: Observed, not_kept: Mapping[str, frozenset[str]] | None = None
+) -> Plan:
+    """Decide all writes of one reconcile.
+
+    Args:
+        manifests: the rendered children in the order in which they are applied.
+        observed: what was seen; `children` must hold every object that has the name of a rendered one.
+        not_kept: by child uid, the fields that this server does not keep although they were applied
+            (see `lost_fields`); without it such a child would be applied in every pass.
+    """
+    stamped = [stamp(manifest) for manifest in manifests]
+    actions: list[Action] = []
+    refusals: list[Refusal] = []
+    for manifest in stamped:
+        step = _step(manifest, observed, not_kept or {})
+        if isinstance(step, Refusal):
+            refusals.append(step)
+        elif step is not None:
+            actions.append(step)
+    wanted = {ref_of(manifest) for manifest in stamped}
+    actions += [Delete(child.ref, child.uid) for child in _not_wanted(observed, wanted)]
+    return Plan(tuple(actions), tuple(refusals))
+
+
+def stamp(manifest: Mapping[str, Any]) -> Manifest:
+    """The manifest with the hash of itself as annotation. Equal manifests get equal hashes, in any key order."""
+    stamped = copy.deepcopy(dict(manifest))
+    annotations = stamped["metadata"].get("annotations") or {}
+    annotations.pop(HASH_ANNOTATION, None)
+    text = json.dumps(stamped, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
+    stamped["metadata"]["annotations"] = {**annotations, HASH_ANNOTATION: digest}
+    return stamped
+
+
+def ref_of(manifest: Mapping[str, Any]) -> Ref:
+    """Where a manifest's object lives.
+
+    Raises:
+        KeyError: for a kind that the operator does not watch.
+    """
+    metadata = manifest["metadata"]
+    return Ref(kind_named(manifest["kind"]).name, metadata["namespace"], metadata["name"])
+
+
+def role_of(manifest: Mapping[str, Any]) -> str:
+    """prefill, decode or router; empty for what belongs to all."""
+    return str((manifest["metadata"].get("labels") or {}).get(names.LABEL_ROLE, ""))
+
+
+def _step(
+    manifest: Manifest, observed: Observed, not_kept: Mapping[str, frozenset[str]]
+) -> Apply | Recreate | Refusal | None:
+    ref = ref_of(manifest)
+    child = observed.children.get(ref)
+    if child is None:
+        return Apply(ref, manifest, Why.ABSENT, None)
+    blocked = _blocked(manifest, child, observed)
+    if blocked is not None:
+        return blocked
+    if child.rendered_hash != manifest["metadata"]["annotations"][HASH_ANNOTATION]:
+        changed = changed_immutable_fields(manifest, child)
+        if "selector" in changed:
+            return Refusal(ref, role_of(manifest), Reason.IMMUTABLE_FIELD, _immutable_message(ref))
+        if changed:
+            return Recreate(ref, manifest, child.uid)
+        return Apply(ref, manifest, Why.CHANGED, child.uid)
+    if lost_fields(manifest, child.owned_fields) - not_kept.get(child.uid, frozenset()):
+        return Apply(ref, manifest, Why.EDITED, child.uid)
+    return None
+
+
+def _blocked(manifest: Manifest, child: Child, observed: Observed) -> Refusal | None:
+    """Is the place taken by an object that is not this deployment's child?"""
+    ref, role = child.ref, role_of(manifest)
+    if child.deleting:
+        return Refusal(ref, role, Reason.WAITING_FOR_CLEANUP, f"{ref} is being deleted; it will be created again")
+    if child.belongs_to(observed.uid):
+        return None
+    kind, name, _ = child.owner
+    if (kind, name) == (names.KIND, observed.name):
+        message = f"{ref} belongs to an earlier {names.KIND} of this name and is not garbage-collected yet"
+        return Refusal(ref, role, Reason.WAITING_FOR_CLEANUP, message)
+    owner = f"{kind} {name}" if kind else "nobody"
+    message = f"{ref} exists and its controller is {owner}; rename or delete it, the operator takes over nothing"
+    return Refusal(ref, role, Reason.FOREIGN_OBJECT, message)
+
+
+def changed_immutable_fields(manifest: Mapping[str, Any], child: Child) -> tuple[str, ...]:
+    """The fixed fields that the manifest would change. A field that the manifest leaves out keeps its value."""
+    if child.workload is None:
+        return ()
+    wanted = immutable_fields(child.ref.kind, manifest)
+    live = json.loads(child.workload.immutable)
+    return tuple(
+        name for name in IMMUTABLE[child.ref.kind] if name in wanted and not _covers(live.get(name), wanted[name])
+    )
+
+
+def _covers(live: Any, wanted: Any) -> bool:
+    """Does the live value agree with all that is wanted? Servers add defaults inside, so more is no difference."""
+    if isinstance(wanted, Mapping):
+        return isinstance(live, Mapping) and all(_covers(live.get(key), value) for key, value in wanted.items())
+    if isinstance(wanted, Sequence) and not isinstance(wanted, str):
+        same_length = isinstance(live, Sequence) and not isinstance(live, str) and len(live) == len(wanted)
+        return same_length and all(_covers(mine, theirs) for mine, theirs in zip(live, wanted, strict=True))
+    return bool(live == wanted)
+
+
+def _immutable_message(ref: Ref) -> str:
+    return (
+        f"the selector of {ref} can't change in place and its pods would be left behind; "
+        f"delete it (kubectl delete {ref.kind.lower()} {ref.name}) and it is created anew"
+    )
+
+
+def _not_wanted(observed: Observed, wanted: set[Ref]) -> list[Child]:
+    children = [child for child in observed.mine() if child.managed and not child.deleting and child.ref not in wanted]
+    if _routers_settled(observed, wanted):
+        return children
+    return [child for child in children if child.ref.kind != "ConfigMap"]
+
+
+def _routers_settled(observed: Observed, wanted: set[Ref]) -> bool:
+    deployments = [child for child in observed.mine() if child.ref.kind == "Deployment" and child.ref in wanted]
+    return bool(deployments) and all(child.workload and child.workload.rolled_out for child in deployments)

@@ -1,0 +1,157 @@
+"""One role's condition: is it as the spec wants it, and if not, why.
+
+Ready means that every wanted replica runs the newest template and is ready. A role that serves with fewer is not ready
+in this sense; its counts say how many serve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pd_operator.core.names import ROUTER
+from pd_operator.core.observed import Observed, Workload
+from pd_operator.core.observed_pods import Pod
+from pd_operator.core.plan import Refusal, role_of
+from pd_operator.core.reasons import ConditionType, Reason
+from pd_operator.core.status_model import ConditionStatus
+from pd_operator.core.status_verdict import Verdict
+from pd_wire import names
+
+ROLES: Final = {
+    names.ROLE_PREFILL: ConditionType.PREFILL_READY,
+    names.ROLE_DECODE: ConditionType.DECODE_READY,
+    ROUTER: ConditionType.ROUTER_READY,
+}
+WORKLOAD_KINDS: Final = ("StatefulSet", "Deployment")
+SHOWN_PODS: Final = 3
+"""Most pods that a message names."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleFacts:
+    """What is known about one role.
+
+    Attributes:
+        wanted: replicas asked for.
+        workload: the live counts, None when the workload doesn't exist or isn't ours.
+        refusals: children of this role (or of all roles) that are not as wanted.
+        troubled: pods that something keeps from running, worst first.
+    """
+
+    role: str
+    wanted: int
+    workload: Workload | None
+    refusals: tuple[Refusal, ...]
+    troubled: tuple[Pod, ...]
+    selector: str
+
+    @property
+    def moving(self) -> Reason | None:
+        """How far a change has come, or None when nothing moves."""
+        workload = self.workload
+        if workload is None or not workload.current:
+            return Reason.CREATING if workload is None else Reason.ROLLING_OUT
+        if workload.updated < min(workload.replicas, self.wanted):
+            return Reason.ROLLING_OUT
+        if workload.replicas != self.wanted:
+            return Reason.SCALING
+        return Reason.STARTING if workload.ready < self.wanted else None
+
+    @property
+    def stuck_pods(self) -> tuple[Pod, ...]:
+        """Pods in trouble while the workload has two templates: the rollout waits for them."""
+        workload = self.workload
+        if workload is None or not workload.update_revision or workload.update_revision == workload.current_revision:
+            return ()
+        return self.troubled
+
+    @property
+    def stuck(self) -> bool:
+        """Does a rollout wait for something that waiting does not bring?"""
+        return bool(self.stuck_pods) or (self.workload is not None and self.workload.deadline_passed)
+
+    @property
+    def stuck_message(self) -> str:
+        """Which pod holds the rollout up, and the way out."""
+        workload = self.workload
+        for pod in self.stuck_pods:
+            what = _pod_text(pod)
+            if workload is not None and pod.revision != workload.update_revision:
+                return (
+                    f"{what}. It runs an earlier template and the rollout may wait for it for ever: "
+                    f"delete it (kubectl delete pod {pod.name})"
+                )
+            return f"{what}. It runs the newest template; the other pods keep the previous one"
+        return "the rollout has passed its deadline"
+
+
+def role_facts(
+    manifests: Iterable[Mapping[str, Any]], observed: Observed, refusals: tuple[Refusal, ...]
+) -> dict[str, RoleFacts]:
+    """The facts per role. Without manifests (a bad spec) the live workload's own wish counts."""
+    wanted = {role_of(one): one for one in manifests if one["kind"] in WORKLOAD_KINDS}
+    live = {child.role: child.workload for child in observed.mine() if child.ref.kind in WORKLOAD_KINDS}
+    return {role: _facts(role, wanted.get(role), live.get(role), observed, refusals) for role in ROLES}
+
+
+def _facts(
+    role: str,
+    manifest: Mapping[str, Any] | None,
+    workload: Workload | None,
+    observed: Observed,
+    refusals: tuple[Refusal, ...],
+) -> RoleFacts:
+    replicas = manifest["spec"].get("replicas") if manifest else None
+    if replicas is None:
+        replicas = workload.wanted if workload else 1 if manifest else 0
+    troubled = sorted(
+        (pod for pod in observed.pods if pod.role == role and pod.trouble is not None),
+        key=lambda pod: (list(Reason).index(pod.trouble.reason) if pod.trouble else 0, pod.name),
+    )
+    labels = {names.LABEL_DEPLOYMENT: observed.name, names.LABEL_ROLE: role}
+    return RoleFacts(
+        role=role,
+        wanted=int(replicas),
+        workload=workload,
+        refusals=tuple(one for one in refusals if one.role in (role, "")),
+        troubled=tuple(troubled),
+        selector=",".join(f"{key}={value}" for key, value in sorted(labels.items())),
+    )
+
+
+def judge_role(facts: RoleFacts) -> Verdict:
+    """The role's condition."""
+    workload, false = facts.workload, ConditionStatus.FALSE
+    if facts.refusals:
+        return Verdict(false, facts.refusals[0].reason, "; ".join(one.message for one in facts.refusals))
+    moving = facts.moving
+    if moving is None:
+        if facts.wanted == 0:
+            return Verdict(false, Reason.SCALED_TO_ZERO, "no replica is wanted; requests get a 503")
+        return Verdict(ConditionStatus.TRUE, Reason.ALL_READY, f"{facts.wanted} of {facts.wanted} ready")
+    count = f"{workload.ready if workload else 0} of {facts.wanted} ready"
+    if facts.stuck:
+        return Verdict(false, Reason.ROLLOUT_STUCK, f"{count}; {facts.stuck_message}")
+    if facts.troubled:
+        first = facts.troubled[0]
+        more = len(facts.troubled) - SHOWN_PODS
+        text = "; ".join(_pod_text(pod) for pod in facts.troubled[:SHOWN_PODS])
+        text += f"; and {more} more" if more > 0 else ""
+        assert first.trouble is not None
+        return Verdict(false, first.trouble.reason, f"{count}; {text}")
+    return Verdict(false, moving, f"{count}; {_moving_text(moving, workload)}")
+
+
+def _moving_text(moving: Reason, workload: Workload | None) -> str:
+    if workload is None:
+        return "not created yet"
+    if moving is Reason.ROLLING_OUT:
+        return f"{workload.updated} of {workload.replicas} run the newest template" if workload.current else "updating"
+    return f"{workload.replicas} exist" if moving is Reason.SCALING else "starting"
+
+
+def _pod_text(pod: Pod) -> str:
+    assert pod.trouble is not None
+    return f"pod {pod.name}: {pod.trouble.reason.value}: {pod.trouble.message}"
