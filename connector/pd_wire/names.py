@@ -59,3 +59,9 @@ KIND: Final = "PDDeployment"
 LABEL_DEPLOYMENT: Final = f"{API_GROUP}/pddeployment"
 LABEL_ROLE: Final = f"{API_GROUP}/role"
 LABEL_GENERATION: Final = f"{API_GROUP}/generation"
+
+ENGINE_CONTAINER: Final = "engine"
+"""Container of an engine pod whose start is the engine's start."""
+
+HTTP_PORT: Final = "http"
+"""Name of the port that takes requests, in engine and router pods."""

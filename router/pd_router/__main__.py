@@ -8,12 +8,14 @@ from collections.abc import Sequence
 
 from pd_router.core.settings import (
     Limits,
+    PodDiscovery,
     Reuse,
     Settings,
     SettingsError,
     Tenancy,
     Timeouts,
     check,
+    parse_deployment,
     parse_endpoint,
 )
 
@@ -31,6 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--admin", required=True, metavar="HOST:PORT", help="health, metrics and /debug/explain")
     add("--prefill", action="extend", nargs="+", default=[], metavar="URL", help="a prefill engine; repeatable")
     add("--decode", action="extend", nargs="+", default=[], metavar="URL", help="a decode engine; repeatable")
+    _add_discovery(parser)
     add("--model", action="append", default=[], metavar="NAME", help="a served model name; any name when none is given")
     add("--reuse", choices=("on", "off"), default="on", help="give decode's KV back to prefill on the next turn")
     add("--handle-ttl", type=float, default=reuse.handle_ttl, metavar="S", help="how long a handle may be used")
@@ -53,7 +56,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--tenant-from", choices=("authorization", "header"), default="authorization", help="what names the tenant")
     add("--anonymous", choices=("reuse", "no-reuse"), default="no-reuse", help="requests without a principal")
-    add("--generation", default="", help="generation of these engines, shown in /debug/fleet")
+    add(
+        "--generation",
+        default="",
+        help="generation of the --prefill and --decode engines, shown in /debug/fleet; pods have it as a label",
+    )
     add(
         "--max-body-bytes",
         type=int,
@@ -92,6 +99,40 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_discovery(parser: argparse.ArgumentParser) -> None:
+    pods = PodDiscovery("", "")
+    add = parser.add_argument_group("Kubernetes", "engines that are the pods of a PDDeployment").add_argument
+    add("--discover-kubernetes", metavar="NAMESPACE/NAME", help="instead of --prefill and --decode")
+    add(
+        "--kubeconfig",
+        default="",
+        metavar="PATH",
+        help="how to reach the API server; without it the pod's service account, else $KUBECONFIG",
+    )
+    add(
+        "--discovery-relist", type=float, default=pods.relist, metavar="S", help="all pods are listed at least so often"
+    )
+    add("--discovery-stall", type=float, default=pods.stall, metavar="S", help="a watch that is silent so long is dead")
+    add(
+        "--discovery-retry-max",
+        type=float,
+        default=pods.retry_max,
+        metavar="S",
+        help="longest wait between two tries while the API server can't be reached",
+    )
+
+
+def _pod_discovery(args: argparse.Namespace) -> PodDiscovery | None:
+    if args.discover_kubernetes is None:
+        if args.kubeconfig:
+            raise SettingsError(["--kubeconfig: is for --discover-kubernetes NAMESPACE/NAME, which is not given"])
+        return None
+    namespace, name = parse_deployment(args.discover_kubernetes, "--discover-kubernetes")
+    return PodDiscovery(
+        namespace, name, args.kubeconfig, args.discovery_relist, args.discovery_stall, args.discovery_retry_max
+    )
+
+
 def parse_settings(arguments: Sequence[str]) -> tuple[Settings, str]:
     """Flags to checked settings and the log level. Raises SettingsError; argparse exits on its own errors."""
     args = build_parser().parse_args(arguments)
@@ -100,6 +141,7 @@ def parse_settings(arguments: Sequence[str]) -> tuple[Settings, str]:
         admin=parse_endpoint(args.admin, "--admin"),
         prefill=tuple(url.rstrip("/") for url in args.prefill),
         decode=tuple(url.rstrip("/") for url in args.decode),
+        pods=_pod_discovery(args),
         models=frozenset(args.model),
         allowed_hosts=frozenset(args.allow_handle_host),
         generation=args.generation,

@@ -6,11 +6,13 @@ typing flags meet the same rules and the same messages.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 MAX_PORT = 65535
 MAX_PROBE_INTERVAL = 4.0
+_DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class SettingsError(ValueError):
@@ -92,13 +94,30 @@ class Timeouts:
 
 
 @dataclass(frozen=True, slots=True)
+class PodDiscovery:
+    """The pods of one PDDeployment instead of engine URLs. Times in seconds."""
+
+    namespace: str
+    name: str
+    kubeconfig: str = ""
+    """A file; when empty, the service account of the pod that the router runs in, else $KUBECONFIG."""
+    relist: float = 300.0
+    """All pods are listed again at least this often, so that a lost event is not lost for ever."""
+    stall: float = 70.0
+    """A watch that is silent for so long is dead: API servers send a bookmark each minute."""
+    retry_max: float = 30.0
+    """Longest wait between two tries while the API server can't be reached."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
-    """The whole router."""
+    """The whole router. Engines come from `prefill` and `decode`, or from `pods`."""
 
     listen: Endpoint
     admin: Endpoint
-    prefill: tuple[str, ...]
-    decode: tuple[str, ...]
+    prefill: tuple[str, ...] = ()
+    decode: tuple[str, ...] = ()
+    pods: PodDiscovery | None = None
     models: frozenset[str] = frozenset()
     allowed_hosts: frozenset[str] = frozenset()
     """Hosts that a handle may name besides those that the engines answer from."""
@@ -133,12 +152,35 @@ def parse_engine_url(value: str, flag: str) -> Endpoint:
     return Endpoint(parts.hostname, port)
 
 
-def check(settings: Settings) -> None:
-    """Raise SettingsError with every problem that the combination has."""
+def parse_deployment(value: str, flag: str) -> tuple[str, str]:
+    """`NAMESPACE/NAME`. Raises SettingsError naming `flag`."""
+    namespace, _, name = value.partition("/")
+    if not _DNS_LABEL.fullmatch(namespace) or not _DNS_LABEL.fullmatch(name):
+        raise SettingsError(
+            [f"{flag}: {value!r} must be NAMESPACE/NAME of a PDDeployment, each of a-z, 0-9 and -, at most 63 long"]
+        )
+    return namespace, name
+
+
+def _source_problems(settings: Settings) -> list[str]:
+    """What is wrong with where the engines come from."""
     problems: list[str] = []
+    pods = settings.pods
+    if pods is not None:
+        if settings.prefill or settings.decode:
+            problems.append(
+                "--discover-kubernetes: cannot be combined with --prefill or --decode; the engines are the pods"
+            )
+        seconds = {
+            "--discovery-relist": pods.relist,
+            "--discovery-stall": pods.stall,
+            "--discovery-retry-max": pods.retry_max,
+        }
+        problems.extend(f"{flag}: must be above 0, got {value:g}" for flag, value in seconds.items() if value <= 0)
+        return problems
     for flag, urls in (("--prefill", settings.prefill), ("--decode", settings.decode)):
         if not urls:
-            problems.append(f"{flag}: at least one engine URL is needed")
+            problems.append(f"{flag}: at least one engine URL is needed, or --discover-kubernetes NAMESPACE/NAME")
         if len(set(urls)) != len(urls):
             problems.append(f"{flag}: the same URL is given twice")
         for url in urls:
@@ -148,6 +190,12 @@ def check(settings: Settings) -> None:
                 problems.extend(error.problems)
     if set(settings.prefill) & set(settings.decode):
         problems.append("--prefill, --decode: one URL is given for both roles; an engine has one role")
+    return problems
+
+
+def check(settings: Settings) -> None:
+    """Raise SettingsError with every problem that the combination has."""
+    problems = _source_problems(settings)
     if settings.listen.port and settings.listen == settings.admin:
         problems.append("--admin: must differ from --listen")
     reuse = settings.reuse
