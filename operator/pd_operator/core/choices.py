@@ -56,11 +56,81 @@ class Device(StrEnum):
     CPU = "CPU"
 
 
-class ReplicasManagedBy(StrEnum):
+class Scaling(StrEnum):
     """Who sets the number of engines of a role."""
 
-    OPERATOR = "Operator"
+    FIXED = "Fixed"
     EXTERNAL = "External"
+
+
+class ImagePullPolicy(StrEnum):
+    """When an image is pulled."""
+
+    ALWAYS = "Always"
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+
+
+class SecurityProfile(StrEnum):
+    """What the engines' containers may do."""
+
+    DEFAULT = "Default"
+    PRIVILEGED = "Privileged"
+    RESTRICTED = "Restricted"
+
+
+class TolerationOperator(StrEnum):
+    """How a toleration compares."""
+
+    EQUAL = "Equal"
+    EXISTS = "Exists"
+
+
+class TaintEffect(StrEnum):
+    """What a taint does."""
+
+    NO_SCHEDULE = "NoSchedule"
+    PREFER_NO_SCHEDULE = "PreferNoSchedule"
+    NO_EXECUTE = "NoExecute"
+
+
+class NodeOperator(StrEnum):
+    """How a node's label is compared."""
+
+    IN = "In"
+    NOT_IN = "NotIn"
+    EXISTS = "Exists"
+    DOES_NOT_EXIST = "DoesNotExist"
+    GT = "Gt"
+    LT = "Lt"
+
+
+class UpdateStrategyType(StrEnum):
+    """How a StatefulSet replaces pods."""
+
+    ROLLING_UPDATE = "RollingUpdate"
+    ON_DELETE = "OnDelete"
+
+
+class Zone(StrEnum):
+    """Do all engines run in one availability zone?"""
+
+    SAME = "Same"
+    ANY = "Any"
+
+
+class Hosts(StrEnum):
+    """May prefill and decode share a host?"""
+
+    SEPARATE = "Separate"
+    ANY = "Any"
+
+
+class SessionAffinity(StrEnum):
+    """Does a Service keep a client on one pod?"""
+
+    NONE = "None"
+    CLIENT_IP = "ClientIP"
 
 
 class StoreType(StrEnum):

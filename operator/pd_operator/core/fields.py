@@ -23,6 +23,10 @@ IMAGE: Final = r"^[a-zA-Z0-9][a-zA-Z0-9._:/@-]*$"
 VERSION: Final = r"^v?[0-9]+\.[0-9]+(\.[0-9]+)?[A-Za-z0-9.+-]*$"
 PRINTABLE: Final = r"^[^\x00-\x1f\x7f]*$"
 SECRET_KEY: Final = r"^[-._a-zA-Z0-9]+$"
+QUALIFIED_NAME: Final = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+LABEL_VALUE: Final = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+QUANTITY: Final = r"^[0-9]+(\.[0-9]{1,3})?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"
+NAMESPACE: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 WORD: Final = r"^[a-z_][a-z0-9_]*$"
 CONDITION_WORD: Final = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"
 
@@ -38,6 +42,10 @@ PATTERN_SENTENCES: Final = {
     VERSION: "a version such as 0.32.0",
     PRINTABLE: "printable text on one line",
     SECRET_KEY: "letters, digits and . _ -",
+    QUALIFIED_NAME: "a Kubernetes key such as example.com/name",
+    LABEL_VALUE: "letters, digits and - _ ., beginning and ending with a letter or digit",
+    QUANTITY: "a Kubernetes quantity such as 500m or 64Gi",
+    NAMESPACE: "lower-case letters, digits and '-'",
     WORD: "lower-case letters, digits and '_'",
     CONDITION_WORD: "a word in CamelCase",
 }
@@ -49,8 +57,8 @@ Replicas = Annotated[int, Field(strict=True, ge=0, le=512)]
 Seconds = Annotated[int, Field(strict=True, ge=1, le=86400)]
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
 Argument = Annotated[str, Field(min_length=1, max_length=4096, pattern=PRINTABLE)]
-LabelValue = Annotated[str, Field(max_length=63)]
-LabelKey = Annotated[str, Field(min_length=1, max_length=317)]
+LabelValue = Annotated[str, Field(max_length=63, pattern=LABEL_VALUE)]
+LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=QUALIFIED_NAME)]
 AnnotationValue = Annotated[str, Field(max_length=4096)]
 
 

@@ -5,8 +5,8 @@ What counts is what makes a read between two engines wrong or refused, or makes 
 * the weights and the prompt's tokens: model, revision, dtype, arguments of both roles (templates, parsers, LoRA);
 * the code and the layout of the KV: image, vLLM version, block size, both tensor-parallel sizes, device, variables of
   both roles (attention backend, cache layout);
-* the protocol: connector, backend, the bidirectional flag, the connector's other keys, and the lease, whose renewals D
-  paces by its own copy of the value;
+* the protocol: connector (in a cluster, also the image that brings it), backend, the bidirectional flag, the
+  connector's other keys, and the lease, whose renewals D paces by its own copy of the value;
 * what a request may ask for: served name and longest prompt, since both legs carry the client's request.
 
 What does not count: replicas, the router, names, limits per engine (sequences, memory share, start and stop times),
@@ -29,17 +29,22 @@ FORMAT: Final = 1
 LENGTH: Final = 10
 
 
-def generation(deployment: PDDeployment) -> str:
-    """Ten hexadecimal digits, usable as a label value. Pure: equal specs give equal text on every machine."""
-    text = json.dumps(agreement(deployment), sort_keys=True, separators=(",", ":"))
+def generation(deployment: PDDeployment, connector_image: str | None = None) -> str:
+    """Ten hexadecimal digits, usable as a label value. Pure: equal specs give equal text on every machine.
+
+    ``connector_image`` is the image that brings the connector into pods; None where no image does.
+    """
+    text = json.dumps(agreement(deployment, connector_image), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
 
 
-def agreement(deployment: PDDeployment) -> dict[str, Any]:
+def agreement(deployment: PDDeployment, connector_image: str | None = None) -> dict[str, Any]:
     """What is hashed, readable: for showing why two generations differ."""
     spec = deployment.spec
     transfer = spec.kv_transfer
+    brought = {} if connector_image is None else {"connectorImage": connector_image}
     return {
+        **brought,
         "format": FORMAT,
         "model": spec.model.name,
         "revision": spec.model.revision,

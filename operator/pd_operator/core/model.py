@@ -12,8 +12,11 @@ from pydantic import Field
 
 from pd_operator.core import fields
 from pd_operator.core.choices import NodeProfile, Role
-from pd_operator.core.fields import LabelKey, LabelValue, SpecModel
-from pd_operator.core.spec_engine import CustomProfile, EngineSpec, ModelSpec, RoleSpec
+from pd_operator.core.fields import SpecModel
+from pd_operator.core.spec_engine import CustomProfile, EngineSpec, ModelSpec
+from pd_operator.core.spec_placement import NetworkPolicies, Topology
+from pd_operator.core.spec_pod import SecretName
+from pd_operator.core.spec_role import RoleSpec
 from pd_operator.core.spec_router import RouterSpec
 from pd_operator.core.spec_transfer import KVTransferSpec
 from pd_wire import names
@@ -36,8 +39,8 @@ class Metadata(SpecModel):
     namespace: str = Field(
         default="default", min_length=1, max_length=63, pattern=fields.DNS_LABEL, description="Namespace."
     )
-    labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = Field(default={}, description="Labels.")
-    annotations: dict[LabelKey, str] = Field(default={}, description="Annotations.")
+    labels: dict[str, str] = Field(default={}, description="Labels.")
+    annotations: dict[str, str] = Field(default={}, description="Annotations.")
 
 
 class PDDeploymentSpec(SpecModel):
@@ -55,6 +58,11 @@ class PDDeploymentSpec(SpecModel):
     decode: RoleSpec = Field(default=RoleSpec(), description="Engines that generate answers.")
     router: RouterSpec = Field(default=RouterSpec(), description="The router in front of both.")
     kv_transfer: KVTransferSpec = Field(default=KVTransferSpec(), description="How KV moves between the roles.")
+    topology: Topology = Field(default=Topology(), description="Where engines run in relation to each other.")
+    network_policy: NetworkPolicies = Field(default=NetworkPolicies(), description="Who may talk to the pods.")
+    image_pull_secrets: Annotated[tuple[SecretName, ...], Field(max_length=8)] = Field(
+        default=(), description="Secrets for pulling images, for all pods, besides the operator's."
+    )
 
 
 class PDDeployment(SpecModel):

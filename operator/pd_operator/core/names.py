@@ -14,6 +14,10 @@ from pd_wire import names
 
 MANAGED_BY: Final = "pd-operator"
 ROUTER: Final = "router"
+RENDERED_HASH: Final = f"{names.API_GROUP}/rendered-hash"
+"""Annotation of every child: the hash of the manifest as it was rendered."""
+
+HTTP_DEFAULT_PORT: Final = 80
 
 
 def role_name(deployment: PDDeployment, role: Role) -> str:
@@ -26,9 +30,16 @@ def router_name(deployment: PDDeployment) -> str:
     return f"{deployment.metadata.name}-{ROUTER}"
 
 
-def config_map_name(deployment: PDDeployment, content_hash: str) -> str:
-    """Name of the router's ConfigMap. It carries the hash of its content, so that new content means new pods."""
-    return f"{router_name(deployment)}-{content_hash}"
+def engines_name(deployment: PDDeployment) -> str:
+    """Name of what belongs to the engines of both roles."""
+    return f"{deployment.metadata.name}-engines"
+
+
+def router_url(deployment: PDDeployment) -> str:
+    """Base address of the router's Service for clients in the cluster, without the API's `/v1`."""
+    port = deployment.spec.router.service.port
+    host = f"{router_name(deployment)}.{deployment.metadata.namespace}.svc"
+    return f"http://{host}" if port == HTTP_DEFAULT_PORT else f"http://{host}:{port}"
 
 
 def engine_name(deployment: PDDeployment, role: Role, index: int) -> str:
@@ -53,6 +64,16 @@ def engine_labels(deployment: PDDeployment, role: Role, generation: str) -> dict
 def router_selector(deployment: PDDeployment) -> dict[str, str]:
     """Labels that select the router's pods."""
     return {names.LABEL_DEPLOYMENT: deployment.metadata.name, names.LABEL_ROLE: ROUTER}
+
+
+def selector_text(selector: dict[str, str]) -> str:
+    """A selector in the notation of `kubectl get -l`, for the status."""
+    return ",".join(f"{key}={value}" for key, value in sorted(selector.items()))
+
+
+def child_labels(deployment: PDDeployment, component: str) -> dict[str, str]:
+    """Labels of a child object that is no pod."""
+    return {**_common(deployment, component), names.LABEL_DEPLOYMENT: deployment.metadata.name}
 
 
 def router_labels(deployment: PDDeployment) -> dict[str, str]:

@@ -17,7 +17,8 @@ from typing import Any, Final
 from pd_operator.core.choices import Connector, Device, Download, Role, Switch
 from pd_operator.core.model import PDDeployment
 from pd_operator.core.profiles import BACKEND_ENV, backend_of, profile_of
-from pd_operator.core.spec_engine import EngineSpec, EnvVar, RoleSpec
+from pd_operator.core.spec_engine import EngineSpec, EnvVar
+from pd_operator.core.spec_role import RoleSpec
 from pd_wire import names
 
 KV_DEVICES: Final = {Device.CUDA: "cuda", Device.CPU: "cpu"}

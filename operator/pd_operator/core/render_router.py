@@ -38,19 +38,32 @@ def render_router(
         prefill_urls: base URL of each prefill engine.
         decode_urls: base URL of each decode engine.
     """
-    router, transfer = deployment.spec.router, deployment.spec.kv_transfer
     argv = ["pd-router", "--listen", listen, "--admin", admin]
     for url in prefill_urls:
         argv += ["--prefill", url]
     for url in decode_urls:
         argv += ["--decode", url]
+    return RouterProcess((*argv, *_options(deployment), "--generation", generation(deployment)), {})
+
+
+def render_router_in_cluster(deployment: PDDeployment, listen: str, admin: str) -> RouterProcess:
+    """The router's command where it finds the engines itself, among the pods of its deployment.
+
+    Without a generation: each pod's label has it, and a router must not restart when engines are replaced.
+    """
+    owner = f"{deployment.metadata.namespace}/{deployment.metadata.name}"
+    argv = ("pd-router", "--listen", listen, "--admin", admin, "--discover-kubernetes", owner)
+    return RouterProcess((*argv, *_options(deployment)), {})
+
+
+def _options(deployment: PDDeployment) -> list[str]:
+    router, transfer = deployment.spec.router, deployment.spec.kv_transfer
     options: dict[str, str | int] = {
         "--model": deployment.spec.model.public_name,
         "--reuse": "on" if transfer.bidirectional is Switch.ENABLED else "off",
         "--handle-ttl": transfer.handle_ttl_seconds,
         "--engine-ttl": transfer.decoder_blocks_ttl_seconds,
         "--recompute-threshold": transfer.recompute_threshold_tokens,
-        "--generation": generation(deployment),
         "--tenant-from": TENANT_WORDS[router.auth.tenant_from],
         "--anonymous": ANONYMOUS_WORDS[router.auth.anonymous],
         "--handle-cap-bytes": router.handle_store.max_bytes,
@@ -67,6 +80,4 @@ def render_router(
         "--answer-timeout": router.timeouts.answer_seconds,
         "--drain-timeout": router.timeouts.drain_seconds,
     }
-    for flag, value in options.items():
-        argv += [flag, str(value)]
-    return RouterProcess(tuple(argv), {})
+    return [word for flag, value in options.items() for word in (flag, str(value))]

@@ -1,6 +1,6 @@
-"""`spec.model`, `spec.engine`, `spec.prefill`, `spec.decode` and `spec.customProfile`: what an engine runs, and where.
+"""`spec.model`, `spec.engine` and `spec.customProfile`: what both roles share.
 
-What both roles must share stands in `model` and `engine`; a role holds only what may differ between them.
+What may differ between the roles is in `spec_role`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,16 @@ from typing import Annotated
 from pydantic import Field, StrictBool
 
 from pd_operator.core import fields
-from pd_operator.core.choices import Backend, Device, Download, Dtype, ReplicasManagedBy
-from pd_operator.core.fields import Argument, ObjectName, Replicas, SpecModel
+from pd_operator.core.choices import (
+    Backend,
+    Device,
+    Download,
+    Dtype,
+    ImagePullPolicy,
+    SecurityProfile,
+    Switch,
+)
+from pd_operator.core.fields import Argument, ObjectName, SpecModel
 
 LOCAL_PREFIXES = ("/", "./", "../")
 
@@ -146,8 +154,11 @@ class EngineSpec(SpecModel):
         min_length=1,
         max_length=512,
         pattern=fields.IMAGE,
-        description="Container image with vLLM, NIXL and (for connector Verified) our plugin, for both roles. "
-        "Absent: the operator's default. pdctl up uses the vLLM that is installed.",
+        description="Container image with vLLM and NIXL, for both roles; on EFA also with libfabric and NIXL's "
+        "LIBFABRIC plugin. Required in a cluster. pdctl up uses the vLLM that is installed.",
+    )
+    image_pull_policy: ImagePullPolicy | None = Field(
+        default=None, description="When the image is pulled. Absent: Always for the tag latest, otherwise IfNotPresent."
     )
     vllm_version: str | None = Field(
         default=None,
@@ -189,39 +200,48 @@ class EngineSpec(SpecModel):
         description="How long an engine may finish running requests after SIGTERM. 0 cuts them off at once. A decode "
         "engine that still retains blocks uses all of it.",
     )
+    pre_stop_seconds: int | None = Field(
+        default=None,
+        strict=True,
+        ge=0,
+        le=3600,
+        description="How long a pod goes on serving after its deletion began, before SIGTERM, so that routers drop it "
+        "first. Absent: 15, on prefill at least kvTransfer.leaseDurationSeconds.",
+    )
+    shared_memory_gib: int | None = Field(
+        default=None,
+        alias="sharedMemoryGiB",
+        strict=True,
+        ge=1,
+        le=4096,
+        description="Size of /dev/shm in GiB; it counts as memory of the container. Absent: by the node profile.",
+    )
+    security_profile: SecurityProfile = Field(
+        default=SecurityProfile.DEFAULT,
+        description="Default: root, and IPC_LOCK where devices are used, because RDMA pins memory. Privileged: for "
+        "nodes where that is not enough. Restricted: passes Pod Security restricted, for images that run as another "
+        "user and nodes whose locked-memory limit is raised.",
+    )
+    run_as_user: int | None = Field(
+        default=None,
+        strict=True,
+        ge=1,
+        le=2**31 - 1,
+        description="User id with securityProfile Restricted. Absent: the image's own, which must be a number.",
+    )
+    host_network: Switch = Field(
+        default=Switch.DISABLED,
+        description="Enabled: engines use the node's network and its ports 8100 or 8200. EFA does not need it.",
+    )
+    self_test: Switch = Field(
+        default=Switch.ENABLED,
+        description="Enabled: an init container checks the image, the connector and the NIXL backend before the "
+        "engine starts. Needs connector Verified.",
+    )
     extra_args: ExtraArgs = Field(
         default=(), description="More vLLM arguments, one list entry per word, for both roles."
     )
     env: Env = Field(default=(), description="More environment variables, for both roles.")
-
-
-class RoleSpec(SpecModel):
-    """One role's engines."""
-
-    replicas: Replicas = Field(default=1, description="Number of engines. 0 means that requests get a 503.")
-    replicas_managed_by: ReplicasManagedBy = Field(
-        default=ReplicasManagedBy.OPERATOR,
-        description="External leaves the number of engines to an autoscaler; `replicas` is then not applied.",
-    )
-    tensor_parallel_size: int = Field(
-        default=1, strict=True, ge=1, le=64, description="Accelerators per engine, all on one node."
-    )
-    max_num_seqs: int | None = Field(
-        default=None,
-        strict=True,
-        ge=1,
-        le=65536,
-        description="Most requests that one engine of this role runs at once. Absent: engine.maxNumSeqs.",
-    )
-    prefix_caching: StrictBool = Field(
-        default=True,
-        description="false turns the engine's own prefix cache off. true leaves vLLM's default, which is on for "
-        "models that allow it.",
-    )
-    extra_args: ExtraArgs = Field(
-        default=(), description="More vLLM arguments for this role only, after those of `spec.engine`."
-    )
-    env: Env = Field(default=(), description="More environment variables for this role; they win over `spec.engine`.")
 
 
 class CustomProfile(SpecModel):

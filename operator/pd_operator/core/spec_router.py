@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import Field
 
-from pd_operator.core.choices import Anonymous, ServiceType, StoreType, TenantFrom
-from pd_operator.core.fields import AnnotationValue, LabelKey, Port, Replicas, Seconds, SpecModel
+from pd_operator.core import fields
+from pd_operator.core.choices import Anonymous, ServiceType, SessionAffinity, StoreType, Switch, TenantFrom
+from pd_operator.core.fields import Port, Replicas, Seconds, SpecModel
+from pd_operator.core.spec_pod import Annotations, PodSettings, Resources
 
 MIB = 1 << 20
 
@@ -98,9 +98,14 @@ class RouterService(SpecModel):
     """The Service that clients talk to."""
 
     type: ServiceType = Field(default=ServiceType.CLUSTER_IP, description="How the Service is exposed.")
-    port: Port = Field(default=8000, description="Port of the Service.")
-    annotations: Annotated[dict[LabelKey, AnnotationValue], Field(max_length=64)] = Field(
+    port: Port = Field(default=80, description="Port of the Service.")
+    annotations: Annotations = Field(
         default={}, description="Annotations of the Service, for a load-balancer controller."
+    )
+    session_affinity: SessionAffinity = Field(
+        default=SessionAffinity.NONE,
+        description="ClientIP: requests of one address go to one router. Useful with several routers and store type "
+        "Memory, when clients are not behind a common proxy.",
     )
 
 
@@ -116,4 +121,19 @@ class RouterSpec(SpecModel):
     auth: RouterAuth = Field(default=RouterAuth(), description="Who a request belongs to.")
     limits: RouterLimits = Field(default=RouterLimits(), description="Bounds on size and number of requests.")
     timeouts: RouterTimeouts = Field(default=RouterTimeouts(), description="Deadlines per leg.")
+    image: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=512,
+        pattern=fields.IMAGE,
+        description="Image of the router. Absent: the operator's, so that a new operator brings a new router.",
+    )
+    resources: Resources = Field(
+        default=Resources(), description="Requests and limits of the router. Absent: derived from handleStore.maxBytes."
+    )
+    pod: PodSettings = Field(default=PodSettings(), description="Placement and metadata of the pods.")
+    pod_disruption_budget: Switch = Field(
+        default=Switch.ENABLED,
+        description="Enabled: node drains evict one router at a time. There is none for a single router.",
+    )
     service: RouterService = Field(default=RouterService(), description="The Service that clients talk to.")

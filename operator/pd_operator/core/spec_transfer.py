@@ -72,6 +72,14 @@ class KVTransferSpec(SpecModel):
         "Stock: vLLM's pull connector; the router then reuses only what the history itself proves. Push connectors "
         "are not supported.",
     )
+    connector_image: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=512,
+        pattern=fields.IMAGE,
+        description="Image that carries our connector into the engines' pods. Absent: the operator's, so that a new "
+        "operator restarts the engines once. Name one here to choose that moment.",
+    )
     load_failure_policy: LoadFailurePolicy = Field(
         default=LoadFailurePolicy.FAIL,
         description="Fail: the engine answers with an error and the router retries without the handle. Recompute: "

@@ -16,7 +16,7 @@ from pydantic.alias_generators import to_camel
 from pd_operator.core import fields
 
 CONDITIONS_LIMIT: Final = 16
-TIME: Final = {"format": "date-time"}
+TIME: Final[dict[str, Any]] = {"format": "date-time"}
 
 Count = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
 Generation = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]

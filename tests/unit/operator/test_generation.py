@@ -55,6 +55,17 @@ SAME: dict[str, list[Edit]] = {
     "engine.gpuMemoryUtilizationPercent": [("spec.engine.gpuMemoryUtilizationPercent", 80)],
     "engine.startupTimeoutSeconds": [("spec.engine.startupTimeoutSeconds", 600)],
     "engine.shutdownTimeoutSeconds": [("spec.engine.shutdownTimeoutSeconds", 1)],
+    "engine.imagePullPolicy": [("spec.engine.imagePullPolicy", "Always")],
+    "engine.preStopSeconds": [("spec.engine.preStopSeconds", 0)],
+    "engine.sharedMemoryGiB": [("spec.engine.sharedMemoryGiB", 1)],
+    "engine.securityProfile": [("spec.engine.securityProfile", "Privileged")],
+    "engine.runAsUser": [("spec.engine.securityProfile", "Restricted"), ("spec.engine.runAsUser", 1000)],
+    "engine.hostNetwork": [("spec.engine.hostNetwork", "Enabled")],
+    "engine.selfTest": [("spec.engine.selfTest", "Disabled")],
+    "kvTransfer.connectorImage": [("spec.kvTransfer.connectorImage", "r.example/pd-connector:2")],
+    "topology": [("spec.topology", {"zone": "Any"})],
+    "networkPolicy": [("spec.networkPolicy", {"mode": "Disabled"})],
+    "imagePullSecrets": [("spec.imagePullSecrets", [{"name": "pull"}])],
     "router": [("spec.router", {"replicas": 5, "auth": {"anonymous": "Allowed"}})],
     "kvTransfer.decoderBlocksTTLSeconds": [("spec.kvTransfer.decoderBlocksTTLSeconds", 60)],
     "kvTransfer.routerTTLSeconds": [("spec.kvTransfer.routerTTLSeconds", 60)],
@@ -65,11 +76,16 @@ SAME: dict[str, list[Edit]] = {
     for role in ("prefill", "decode")
     for field, value in (
         ("replicas", 7),
-        ("replicasManagedBy", "External"),
+        ("scaling", "External"),
         ("maxNumSeqs", 2),
         ("prefixCaching", False),
         ("extraArgs", ["--enforce-eager"]),
         ("env", [{"name": "A", "value": "b"}]),
+        ("resources", {"requests": {"cpu": "3"}}),
+        ("pod", {"labels": {"team": "x"}}),
+        ("updateStrategy", {"type": "OnDelete"}),
+        ("minReadySeconds", 0),
+        ("podDisruptionBudget", "Disabled"),
     )
 }
 

@@ -25,8 +25,9 @@ def nodes(node: dict[str, Any] = SCHEMA, path: str = "") -> Iterator[tuple[str, 
         yield from nodes(child, f"{path}.{name}" if path else name)
     if "items" in node:
         yield from nodes(node["items"], f"{path}[]")
-    if isinstance(node.get("additionalProperties"), dict):
-        yield from nodes(node["additionalProperties"], f"{path}.*")
+    for entry in (node.get("additionalProperties"), *node.get("patternProperties", {}).values()):
+        if isinstance(entry, dict):
+            yield from nodes(entry, f"{path}.*")
 
 
 def resolved(node: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def test_described_and_bounded(path: str, node: dict[str, Any]) -> None:
             assert node["maxLength"] > 0
         case "array":
             assert node["maxItems"] > 0
-        case "object" if node.get("additionalProperties"):
+        case "object" if node.get("additionalProperties") or node.get("patternProperties"):
             assert node["maxProperties"] > 0
 
 
@@ -78,11 +79,16 @@ def test_words_are_camel_case() -> None:
             assert all(re.fullmatch(r"[A-Z][A-Za-z0-9]*", word) for word in definition["enum"]), name
 
 
+WITHOUT_KEY = ("tolerations[]", "nodeMatchExpressions[]")
+"""Kubernetes itself has no key for these."""
+
+
 def test_lists_of_objects_are_keyed_by_name() -> None:
-    entries = [(path, resolved(node["items"])) for path, node in ALL if node["type"] == "array"]
+    entries = [(f"{path}[]", resolved(node["items"])) for path, node in ALL if node["type"] == "array"]
     assert entries
     for path, entry in entries:
-        assert entry["type"] == "string" or "name" in entry["required"], path
+        keyed = entry["type"] == "string" or "name" in entry.get("required", [])
+        assert keyed or path.endswith(WITHOUT_KEY), path
 
 
 def test_every_pattern_has_a_sentence() -> None:

@@ -140,7 +140,7 @@ def test_names_of_children() -> None:
     assert names.role_name(qwen, Role.DECODE) == "qwen-decode"
     assert names.engine_name(qwen, Role.DECODE, 2) == "qwen-decode-2"
     assert names.router_name(qwen) == "qwen-router"
-    assert names.config_map_name(qwen, "abc") == "qwen-router-abc"
+    assert names.engines_name(qwen) == "qwen-engines"
 
 
 def test_selectors_are_part_of_the_labels_and_leave_the_generation_out() -> None:

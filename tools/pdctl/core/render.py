@@ -20,10 +20,10 @@ from pd_operator.core.model import PDDeployment
 from pd_operator.core.profiles import profile_of
 from pd_operator.core.render_engine import EngineEndpoint, render_engine
 from pd_operator.core.render_router import render_router
+from pdctl.core.ports import ADMIN_PORT, ROUTER_PORT
 
 LOOPBACK: Final = "127.0.0.1"
 ANY_ADDRESS: Final = "0.0.0.0"
-ADMIN_PORT: Final = 9000
 
 # A variable that bash fills in travels through the renderers between two characters that no argument can contain.
 _MARK: Final = "\x00"
@@ -79,7 +79,7 @@ def printed_commands(deployment: PDDeployment) -> list[PrintedCommand]:
     host = LOOPBACK if profile_of(deployment.spec).one_host else ANY_ADDRESS
     process = render_router(
         deployment,
-        listen=f"{host}:{deployment.spec.router.service.port}",
+        listen=f"{host}:{ROUTER_PORT}",
         admin=f"{LOOPBACK}:{ADMIN_PORT}",
         prefill_urls=[engine.url for engine in prefill],
         decode_urls=[engine.url for engine in decode],

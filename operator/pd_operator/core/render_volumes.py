@@ -1,0 +1,103 @@
+"""Volumes of an engine's pod: the connector, shared memory, caches and the weights, with where they are mounted."""
+
+from __future__ import annotations
+
+import posixpath
+from typing import Any, Final
+
+from pd_operator.core.choices import Download, Role
+from pd_operator.core.model import PDDeployment
+from pd_operator.core.render_resources import shared_memory_gib
+from pd_operator.core.spec_engine import ModelSource
+
+CONNECTOR_PATH: Final = "/opt/pd-connector"
+SHARED_MEMORY_PATH: Final = "/dev/shm"
+CACHE_PATH: Final = "/var/cache/pd-engine"
+OWN_PATHS: Final = (CONNECTOR_PATH, SHARED_MEMORY_PATH, CACHE_PATH)
+
+CONNECTOR_VOLUME: Final = "connector"
+SHARED_MEMORY_VOLUME: Final = "shm"
+CACHE_VOLUME: Final = "cache"
+MODEL_VOLUME: Final = "model"
+
+CACHE_ENV: Final = {
+    # Compiled kernels outlive a crash of the container, so the next start is shorter.
+    "VLLM_CACHE_ROOT": f"{CACHE_PATH}/vllm",
+    "XDG_CACHE_HOME": CACHE_PATH,
+    "TRITON_CACHE_DIR": f"{CACHE_PATH}/triton",
+    "FLASHINFER_WORKSPACE_BASE": CACHE_PATH,
+}
+
+
+def engine_volumes(deployment: PDDeployment, role: Role, with_connector: bool) -> list[dict[str, Any]]:
+    """All volumes of one role's pod."""
+    size = f"{shared_memory_gib(deployment, role)}Gi"
+    volumes: list[dict[str, Any]] = [
+        {"name": SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": size}},
+        {"name": CACHE_VOLUME, "emptyDir": {}},
+    ]
+    if with_connector:
+        volumes.append({"name": CONNECTOR_VOLUME, "emptyDir": {}})
+    model = _model_volume(deployment.spec.model.source)
+    return [*volumes, {"name": MODEL_VOLUME, **model}] if model else volumes
+
+
+def engine_mounts(deployment: PDDeployment, with_connector: bool) -> list[dict[str, Any]]:
+    """Where the engine's container sees them."""
+    source = deployment.spec.model.source
+    mounts: list[dict[str, Any]] = [
+        {"name": SHARED_MEMORY_VOLUME, "mountPath": SHARED_MEMORY_PATH},
+        {"name": CACHE_VOLUME, "mountPath": CACHE_PATH},
+    ]
+    if with_connector:
+        mounts.append(connector_mount(read_only=True))
+    if _model_volume(source):
+        mount = {"name": MODEL_VOLUME, "mountPath": source.mount_path}
+        mounts.append({**mount, "readOnly": True} if _is_read_only(deployment) else mount)
+    return mounts
+
+
+def connector_mount(*, read_only: bool) -> dict[str, Any]:
+    """Where the connector's plugin is written and read."""
+    mount: dict[str, Any] = {"name": CONNECTOR_VOLUME, "mountPath": CONNECTOR_PATH}
+    return {**mount, "readOnly": True} if read_only else mount
+
+
+def volume_env(deployment: PDDeployment) -> dict[str, str]:
+    """Variables that depend on where volumes are mounted."""
+    model = deployment.spec.model
+    if _model_volume(model.source) and not model.is_local:
+        # Code that comes with a model is written even when the hub's cache is read-only.
+        return {**CACHE_ENV, "HF_HOME": model.source.mount_path, "HF_MODULES_CACHE": f"{CACHE_PATH}/modules"}
+    return dict(CACHE_ENV)
+
+
+def model_in_pod(deployment: PDDeployment) -> PDDeployment:
+    """The deployment as a pod sees it: a relative model folder is the one of that name below `source.mountPath`."""
+    model = deployment.spec.model
+    if not model.is_local or model.name.startswith("/"):
+        return deployment
+    folder = posixpath.basename(model.name.rstrip("/"))
+    return deployment.with_model_name(posixpath.join(model.source.mount_path, folder))
+
+
+def _model_volume(source: ModelSource) -> dict[str, Any]:
+    if source.persistent_volume_claim is not None:
+        claim = source.persistent_volume_claim
+        fields: dict[str, Any] = {"claimName": claim.claim_name}
+        return {"persistentVolumeClaim": {**fields, "readOnly": True} if claim.read_only else fields}
+    if source.empty_dir is not None:
+        size = source.empty_dir.size_limit_gib
+        return {"emptyDir": {} if size is None else {"sizeLimit": f"{size}Gi"}}
+    if source.host_path is not None:
+        return {"hostPath": {"path": source.host_path.path, "type": "Directory"}}
+    return {}
+
+
+def _is_read_only(deployment: PDDeployment) -> bool:
+    model = deployment.spec.model
+    claim = model.source.persistent_volume_claim
+    if claim is not None:
+        return claim.read_only
+    # A folder of the node is shared with everything else there: written only when weights may be fetched into it.
+    return model.source.host_path is not None and (model.is_local or model.source.download is Download.FORBIDDEN)
