@@ -1,4 +1,4 @@
-"""Health, metrics and the last decisions, on a port of their own.
+"""Health, metrics, a short status for the operator and the last decisions, on a port of their own.
 
 A port of its own so that a probe is not queued behind streams and so that a NetworkPolicy can keep clients away from
 `/debug/explain`. Not the data plane, hence an ordinary library.
@@ -27,16 +27,19 @@ class Admin:
         decisions: deque[dict[str, Any]],
         why_not_ready: Callable[[], str | None],
         fleet: Callable[[], list[dict[str, Any]]],
+        status: Callable[[], dict[str, Any]],
     ) -> None:
         self._endpoint = endpoint
         self._registry = registry
         self._decisions = decisions
         self._why_not_ready = why_not_ready
         self._fleet = fleet
+        self._status = status
         app = web.Application()
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/status", self._summary)
         app.router.add_get("/debug/explain", self._explain)
         app.router.add_get("/debug/fleet", self._engines)
         self._runner = web.AppRunner(app, access_log=None)
@@ -69,3 +72,6 @@ class Admin:
 
     async def _engines(self, _request: web.Request) -> web.Response:
         return web.Response(body=orjson.dumps(self._fleet()), content_type="application/json")
+
+    async def _summary(self, _request: web.Request) -> web.Response:
+        return web.Response(body=orjson.dumps(self._status()), content_type="application/json")

@@ -160,6 +160,19 @@ class Fleet:
             self._members[key].peers.add(peer)
             self._hosts = None
 
+    def summary(self) -> list[dict[str, Any]]:
+        """For `/status`; `ready` means that it takes new turns."""
+        return [
+            {
+                "engine": member.key,
+                "role": member.role,
+                "generation": member.generation,
+                "ready": member.ready and not member.draining,
+                "draining": member.draining,
+            }
+            for member in self._members.values()
+        ]
+
     def describe(self, loads: Loads) -> list[dict[str, Any]]:
         """For `/debug/fleet`."""
         return [

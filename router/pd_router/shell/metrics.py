@@ -9,6 +9,9 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.registry import Collector
 
+STAGES = ("eligible", "found", "live", "attached", "proven", "pulled")
+"""Of the reuse funnel, in order."""
+
 _LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
@@ -35,7 +38,7 @@ class Metrics:
         self.funnel = Bound(
             self._counter(
                 "reuse_stage",
-                "Turns that reached a stage of reuse: eligible, found, live, attached, proven, pulled",
+                f"Turns that reached a stage of reuse: {', '.join(STAGES)}",
                 "stage",
             )
         )
@@ -74,6 +77,11 @@ class Metrics:
         self.engine_ready.remove(role, engine)
         self.engine_breaks.remove(role, engine)
 
+    def funnel_counts(self) -> dict[str, int]:
+        """Turns per stage of reuse and tokens pulled since the start, for `/status`."""
+        counts = {stage: _count(self.funnel[stage]) for stage in STAGES}
+        return {**counts, "pulled_tokens": _count(self.pulled)}
+
     def register(self, collector: Collector) -> None:
         """Add figures that are read at scrape time."""
         self.registry.register(collector)
@@ -83,3 +91,7 @@ class Metrics:
 
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(f"pd_router_{name}", f"{text}, in seconds", buckets=_LATENCY, registry=self.registry)
+
+
+def _count(counter: Counter) -> int:
+    return next(int(sample.value) for metric in counter.collect() for sample in metric.samples)

@@ -25,7 +25,8 @@ from pd_router.shell.admin import Admin
 from pd_router.shell.admission import Admission
 from pd_router.shell.client import ClientConnection, Request, Responder, ServerState
 from pd_router.shell.context import Context
-from pd_router.shell.discovery import StaticDiscovery
+from pd_router.shell.discovery import Discovery, DiscoveryError, StaticDiscovery
+from pd_router.shell.discovery_metrics import DiscoveryMetrics, FleetCollector
 from pd_router.shell.fleet import Fleet, Member
 from pd_router.shell.metrics import Metrics
 from pd_router.shell.passthrough import PASSED, pass_through
@@ -54,7 +55,7 @@ class Router:
         reuse = settings.reuse
         store = MemoryStore(reuse.cap_bytes, reuse.cap_entries, reuse.handle_ttl, reuse.engine_ttl)
         fleet = Fleet(metrics, settings.allowed_hosts, lambda key: store.purge_holder(key, now()), self._engine_gone)
-        self.discovery = StaticDiscovery(settings, fleet)
+        self.discovery = self._make_discovery(fleet, metrics)
         limits = settings.limits
         self.context = Context(
             settings=settings,
@@ -69,15 +70,25 @@ class Router:
             nudge=self.discovery.nudge,
         )
         metrics.register(StoreCollector(store, now))
+        metrics.register(FleetCollector(fleet))
         self.state = ServerState(self._handle, limits.max_body_bytes)
         self.admin = Admin(
-            settings.admin, metrics.registry, self.context.decisions, self.why_not_ready, self._describe_fleet
+            settings.admin,
+            metrics.registry,
+            self.context.decisions,
+            self.why_not_ready,
+            lambda: fleet.describe(self.context.loads),
+            self._status,
         )
+        self._started = time.time()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[int, int]:
-        """Listen. Returns the ports of the data plane and of the admin server. Raises OSError when one is taken."""
+        """Listen. Returns the ports of the data plane and of the admin server.
+
+        Raises OSError when one is taken, DiscoveryError when engines can never be found.
+        """
         self._server = await self._loop.create_server(
             lambda: ClientConnection(self.state, time.monotonic),
             self.settings.listen.host,
@@ -120,14 +131,41 @@ class Router:
         """Why no turn can be served now, or None."""
         if self.state.draining:
             return "draining"
+        unknown = self.discovery.why_not_ready()
+        if unknown is not None:
+            return unknown
         now = self._loop.time()
+        generations: list[set[str]] = []
         for role in (ROLE_PREFILL, ROLE_DECODE):
-            if not any(engine.ready for engine in self.context.fleet.snapshot(role, now)):
+            ready = {engine.generation for engine in self.context.fleet.snapshot(role, now) if engine.takes_work}
+            if not ready:
                 return f"no {role} engine is ready"
+            generations.append(ready)
+        if generations[0].isdisjoint(generations[1]):
+            return "no prefill engine is ready that is of one generation with a ready decode engine"
         return None
 
-    def _describe_fleet(self) -> list[dict[str, Any]]:
-        return self.context.fleet.describe(self.context.loads)
+    def _make_discovery(self, fleet: Fleet, metrics: Metrics) -> Discovery:
+        settings = self.settings
+        if settings.pods is None:
+            return StaticDiscovery(settings, fleet)
+        # Imported here so that a router with engine URLs does not load what only pods need.
+        from pd_router.shell.kubernetes_discovery import KubernetesDiscovery
+
+        return KubernetesDiscovery(
+            settings.pods, settings.timeouts, fleet, DiscoveryMetrics(metrics.registry), time.monotonic
+        )
+
+    def _status(self) -> dict[str, Any]:
+        """What the operator asks for, often: small, and read from counters that exist anyway."""
+        status: dict[str, Any] = {
+            "reuse": "on" if self.settings.reuse.enabled else "off",
+            "started": self._started,
+            "engines": self.context.fleet.summary(),
+            "funnel": self.context.metrics.funnel_counts(),
+        }
+        discovery = self.discovery.describe()
+        return status if discovery is None else {**status, "discovery": discovery}
 
     def _engine_gone(self, member: Member) -> None:
         if self.context.fleet.member(member.key) is not member:
@@ -180,6 +218,10 @@ async def serve(settings: Settings) -> int:
     router = Router(settings)
     try:
         port, admin_port = await router.start()
+    except DiscoveryError as error:
+        print(f"pd-router: {error}", file=sys.stderr)
+        await router.stop()
+        return 2
     except OSError as error:
         print(f"pd-router: cannot listen: {error.strerror or error} (--listen, --admin)", file=sys.stderr)
         await router.stop()
