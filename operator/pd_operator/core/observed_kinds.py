@@ -52,7 +52,6 @@ CHILD_KINDS: Final = (
     Kind("ServiceAccount", "", "v1", "serviceaccounts"),
     Kind("Role", "rbac.authorization.k8s.io", "v1", "roles"),
     Kind("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings"),
-    Kind("ConfigMap", "", "v1", "configmaps"),
     Kind("Service", "", "v1", "services"),
     Kind("StatefulSet", "apps", "v1", "statefulsets"),
     Kind("Deployment", "apps", "v1", "deployments"),

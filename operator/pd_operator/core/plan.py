@@ -11,7 +11,12 @@ field that we render is not ours any more (`plan_ownership`). Fields that others
 When a child is deleted
 -----------------------
 Only when its controller is this very object (by uid), it carries our managed-by label, and nothing rendered has its
-name. ConfigMaps wait until the routers' rollout is over, since a pod of the previous template may still restart.
+name.
+
+When a child is replaced
+------------------------
+When a field that can't change in place differs. It is deleted without its pods, and applied anew once it is gone: the
+successor adopts them by the same selector. With another selector nothing is done and a condition says so.
 
 What is never done
 ------------------
@@ -60,23 +65,16 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
-class Recreate:
-    """Delete without touching the pods (they are orphaned), then apply: the new object adopts them by its selector."""
-
-    ref: Ref
-    manifest: Manifest
-    uid: str
-
-
-@dataclass(frozen=True, slots=True)
 class Delete:
-    """Remove a child together with what hangs on it."""
+    """Remove a child together with what hangs on it; with `orphan`, leave its pods running for its successor."""
 
     ref: Ref
     uid: str
+    why: Why
+    orphan: bool = False
 
 
-Action = Apply | Recreate | Delete
+Action = Apply | Delete
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +110,11 @@ def plan(
     actions: list[Action] = []
     refusals: list[Refusal] = []
     for manifest in stamped:
-        step = _step(manifest, observed, not_kept or {})
-        if isinstance(step, Refusal):
-            refusals.append(step)
-        elif step is not None:
-            actions.append(step)
+        action, refusal = _step(manifest, observed, not_kept or {})
+        actions += [action] if action else []
+        refusals += [refusal] if refusal else []
     wanted = {ref_of(manifest) for manifest in stamped}
-    actions += [Delete(child.ref, child.uid) for child in _not_wanted(observed, wanted)]
+    actions += [Delete(child.ref, child.uid, Why.NOT_WANTED) for child in _not_wanted(observed, wanted)]
     return Plan(tuple(actions), tuple(refusals))
 
 
@@ -150,24 +146,36 @@ def role_of(manifest: Mapping[str, Any]) -> str:
 
 def _step(
     manifest: Manifest, observed: Observed, not_kept: Mapping[str, frozenset[str]]
-) -> Apply | Recreate | Refusal | None:
+) -> tuple[Action | None, Refusal | None]:
     ref = ref_of(manifest)
     child = observed.children.get(ref)
     if child is None:
-        return Apply(ref, manifest, Why.ABSENT, None)
+        return Apply(ref, manifest, Why.ABSENT, None), None
     blocked = _blocked(manifest, child, observed)
     if blocked is not None:
-        return blocked
+        return None, blocked
     if child.rendered_hash != manifest["metadata"]["annotations"][HASH_ANNOTATION]:
         changed = changed_immutable_fields(manifest, child)
-        if "selector" in changed:
-            return Refusal(ref, role_of(manifest), Reason.IMMUTABLE_FIELD, _immutable_message(ref))
         if changed:
-            return Recreate(ref, manifest, child.uid)
-        return Apply(ref, manifest, Why.CHANGED, child.uid)
+            return _replace(manifest, child, changed)
+        return Apply(ref, manifest, Why.CHANGED, child.uid), None
     if lost_fields(manifest, child.owned_fields) - not_kept.get(child.uid, frozenset()):
-        return Apply(ref, manifest, Why.EDITED, child.uid)
-    return None
+        return Apply(ref, manifest, Why.EDITED, child.uid), None
+    return None, None
+
+
+def _replace(manifest: Manifest, child: Child, changed: tuple[str, ...]) -> tuple[Action | None, Refusal | None]:
+    """Fixed fields differ. A successor with the same selector adopts the pods; with another one it would not."""
+    ref, role = child.ref, role_of(manifest)
+    fields = ", ".join(f"spec.{name}" for name in changed)
+    if "selector" in changed:
+        message = (
+            f"{fields} of {ref} can't change in place and its pods would be left behind; delete it "
+            f"(kubectl delete {ref.kind.lower()} {ref.name}) and it is created anew"
+        )
+        return None, Refusal(ref, role, Reason.IMMUTABLE_FIELD, message)
+    message = f"{ref} is replaced because {fields} can't change in place; its pods run on"
+    return Delete(ref, child.uid, Why.IMMUTABLE, orphan=True), Refusal(ref, role, Reason.WAITING_FOR_CLEANUP, message)
 
 
 def _blocked(manifest: Manifest, child: Child, observed: Observed) -> Refusal | None:
@@ -207,20 +215,5 @@ def _covers(live: Any, wanted: Any) -> bool:
     return bool(live == wanted)
 
 
-def _immutable_message(ref: Ref) -> str:
-    return (
-        f"the selector of {ref} can't change in place and its pods would be left behind; "
-        f"delete it (kubectl delete {ref.kind.lower()} {ref.name}) and it is created anew"
-    )
-
-
 def _not_wanted(observed: Observed, wanted: set[Ref]) -> list[Child]:
-    children = [child for child in observed.mine() if child.managed and not child.deleting and child.ref not in wanted]
-    if _routers_settled(observed, wanted):
-        return children
-    return [child for child in children if child.ref.kind != "ConfigMap"]
-
-
-def _routers_settled(observed: Observed, wanted: set[Ref]) -> bool:
-    deployments = [child for child in observed.mine() if child.ref.kind == "Deployment" and child.ref in wanted]
-    return bool(deployments) and all(child.workload and child.workload.rolled_out for child in deployments)
+    return [child for child in observed.mine() if child.managed and not child.deleting and child.ref not in wanted]

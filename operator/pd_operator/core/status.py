@@ -23,6 +23,7 @@ from pd_operator.core.status_roles import ROLES, RoleFacts, judge_role, role_fac
 from pd_operator.core.status_verdict import Verdict
 from pd_operator.core.versions import version_in_image, version_text
 
+TAG_LIMIT: Final = 64
 MESSAGE_LIMIT: Final = 2000
 """Most characters of a condition's message."""
 
@@ -34,6 +35,7 @@ class Wish:
     deployment: PDDeployment
     generation: str
     manifests: Sequence[Mapping[str, Any]]
+    connector_image: str | None = None
 
 
 def compute_status(
@@ -62,7 +64,7 @@ def compute_status(
         conditions=conditions,
         generation=wish.generation,
         url=_url(wish.manifests),
-        engine=_versions(wish.deployment),
+        engine=_versions(wish),
         **_role_statuses(facts),
     )
 
@@ -164,7 +166,16 @@ def _url(manifests: Iterable[Mapping[str, Any]]) -> str:
     return ""
 
 
-def _versions(deployment: PDDeployment) -> EngineVersions:
-    engine = deployment.spec.engine
+def _versions(wish: Wish) -> EngineVersions:
+    """As far as the spec and the images' tags say."""
+    engine = wish.deployment.spec.engine
     found = version_in_image(engine.image) if engine.image else None
-    return EngineVersions(vllmVersion=engine.vllm_version or (version_text(found) if found else ""))
+    return EngineVersions(
+        vllmVersion=engine.vllm_version or (version_text(found) if found else ""),
+        connector_version=_tag(wish.connector_image or ""),
+    )
+
+
+def _tag(image: str) -> str:
+    """The tag of an image reference, empty when there is none."""
+    return image.partition("@")[0].rpartition("/")[2].partition(":")[2][:TAG_LIMIT]

@@ -1,0 +1,89 @@
+"""A plan → API calls. One child that the server refuses does not keep the others from being written.
+
+Separate from the reconcile because this is where each kind of failure gets its meaning: refused for good (a condition
+for people), not possible now (tried again), or pointless because the namespace is going.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pd_operator.core.observed import observe_child
+from pd_operator.core.observed_kinds import kind_named
+from pd_operator.core.plan import Apply, Delete, Plan, Refusal, role_of
+from pd_operator.core.plan_ownership import lost_fields
+from pd_operator.core.reasons import Reason
+from pd_operator.shell.api import ApiError, ClusterApi
+from pd_operator.shell.metrics import Metrics
+from pd_operator.shell.mirror import Mirror
+
+logger = logging.getLogger(__name__)
+
+REFUSAL_LIMIT = 500
+"""Most characters that a condition repeats of the server's words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a plan: what stays refused, and the failure after which the rest was left for later."""
+
+    refusals: tuple[Refusal, ...] = ()
+    interrupted: ApiError | None = None
+
+
+class Hands:
+    """Writes children. `not_kept` remembers what a server drops although it was applied, by child uid."""
+
+    def __init__(
+        self, api: ClusterApi, mirror: Mirror, metrics: Metrics, log: Callable[..., None] = logger.info
+    ) -> None:
+        self._api = api
+        self._mirror = mirror
+        self._metrics = metrics
+        self._log = log
+        self.not_kept: dict[str, frozenset[str]] = {}
+
+    async def carry_out(self, plan: Plan) -> Outcome:
+        """Run the actions in order."""
+        refusals = list(plan.refusals)
+        for action in plan.actions:
+            try:
+                if isinstance(action, Apply):
+                    await self._apply(action)
+                else:
+                    await self._delete(action)
+            except ApiError as error:
+                if error.transient or error.namespace_is_going:
+                    return Outcome(tuple(refusals), error)
+                logger.warning("%s in %s is refused: %s", action.ref, action.ref.namespace, error)
+                refusals.append(_refusal(action, error))
+        return Outcome(tuple(refusals))
+
+    def forget_children_except(self, uids: frozenset[str]) -> None:
+        """Drop what was remembered about children that are gone."""
+        self.not_kept = {uid: paths for uid, paths in self.not_kept.items() if uid in uids}
+
+    async def _apply(self, action: Apply) -> None:
+        raw = await self._api.apply(action.manifest, action.uid)
+        self._metrics.writes.labels(action.ref.kind, action.why.value).inc()
+        self._log("applied %s in %s (%s)", action.ref, action.ref.namespace, action.why.value)
+        self._mirror.see(kind_named(action.ref.kind), raw)
+        child = observe_child(action.ref.kind, raw)
+        lost = lost_fields(action.manifest, child.owned_fields)
+        if lost != self.not_kept.get(child.uid, frozenset()):
+            # Applied with force and still not ours: an admission webhook rewrites it, or the server is too old for it.
+            logger.warning("%s in %s: the server does not keep %s", action.ref, action.ref.namespace, sorted(lost))
+            self.not_kept[child.uid] = lost
+
+    async def _delete(self, action: Delete) -> None:
+        await self._api.delete(action.ref, action.uid, orphan=action.orphan)
+        self._metrics.writes.labels(action.ref.kind, action.why.value).inc()
+        self._log("deleted %s in %s (%s)", action.ref, action.ref.namespace, action.why.value)
+
+
+def _refusal(action: Apply | Delete, error: ApiError) -> Refusal:
+    role = role_of(action.manifest) if isinstance(action, Apply) else ""
+    text = error.message[:REFUSAL_LIMIT]
+    return Refusal(action.ref, role, Reason.APPLY_REFUSED, f"the API server refuses {action.ref}: {text}")

@@ -1,0 +1,141 @@
+"""The one reconcile: observe → plan → render → apply → status. Everything that happens anywhere ends in a call of it.
+
+It looks at the whole object each time and keeps nothing that matters between calls, so it may be killed after any API
+call and started again by another process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any
+
+from pd_operator.core.observed import Child, Observed, observe_child
+from pd_operator.core.observed_kinds import DEPLOYMENTS, Ref
+from pd_operator.core.observed_router import RouterAnswer
+from pd_operator.core.parse import parse_deployment
+from pd_operator.core.plan import Refusal, plan, ref_of
+from pd_operator.core.problems import Problem, SpecError
+from pd_operator.core.render_children import cluster_generation, render_children
+from pd_operator.core.render_context import RenderContext
+from pd_operator.core.render_engine_pod import connector_image
+from pd_operator.core.status import Wish, compute_status, previous_status
+from pd_operator.core.status_events import happenings
+from pd_operator.core.status_model import PDDeploymentStatus
+from pd_operator.shell.api import ApiError, ClusterApi
+from pd_operator.shell.carry_out import Hands
+from pd_operator.shell.events import post_events
+from pd_operator.shell.mirror import Mirror
+from pd_operator.shell.wakeups import Key
+
+logger = logging.getLogger(__name__)
+
+
+class Result(StrEnum):
+    """How a reconcile ended; WAITING is tried again although nothing failed."""
+
+    SETTLED = "settled"
+    WAITING = "waiting"
+    INVALID = "invalid"
+    GONE = "gone"
+
+
+class Reconciler:
+    """Brings one PDDeployment at a time in order."""
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        mirror: Mirror,
+        hands: Hands,
+        context: Callable[[str], RenderContext],
+        answers: Callable[[], Mapping[str, RouterAnswer | None]],
+        now: Callable[[], str],
+    ) -> None:
+        self._api = api
+        self._mirror = mirror
+        self._hands = hands
+        self._context = context
+        self._answers = answers
+        self._now = now
+
+    async def reconcile(self, key: Key) -> Result:
+        """Look at one object and do what is to do.
+
+        Raises:
+            ApiError: when a call failed and the rest has to be done later.
+        """
+        observed = self._observe(key)
+        if observed is None:
+            return Result.GONE
+        wish = self._wish(observed)
+        if not isinstance(wish, Wish):
+            await self._report(key, wish, observed, ())
+            return Result.INVALID
+        observed = await self._with_objects_in_the_way(wish.manifests, observed)
+        outcome = await self._hands.carry_out(plan(wish.manifests, observed, self._hands.not_kept))
+        if outcome.interrupted is not None:
+            if outcome.interrupted.namespace_is_going:
+                return Result.GONE
+            raise outcome.interrupted
+        await self._report(key, wish, observed, outcome.refusals)
+        return Result.WAITING if outcome.refusals else Result.SETTLED
+
+    def _observe(self, key: Key) -> Observed | None:
+        """What is known; None when there is nothing to do any more. An object in deletion keeps its children until
+        the garbage collector takes them."""
+        observed = self._mirror.observed(key, self._answers())
+        if observed is None or "deletionTimestamp" in observed.metadata:
+            return None
+        return observed
+
+    def _wish(self, observed: Observed) -> Wish | Sequence[Problem]:
+        context = self._context(observed.uid)
+        try:
+            deployment = parse_deployment(observed.raw, unknown_fields="ignore")
+            manifests = render_children(deployment, context)
+        except SpecError as error:
+            return error.problems
+        return Wish(
+            deployment, cluster_generation(deployment, context), manifests, connector_image(deployment, context)
+        )
+
+    async def _with_objects_in_the_way(self, manifests: Sequence[Mapping[str, Any]], observed: Observed) -> Observed:
+        """Ask for every child that the mirror lacks: it sees labelled objects only, and others may have the name."""
+        absent = [ref for ref in map(ref_of, manifests) if ref not in observed.children]
+        found = await asyncio.gather(*(self._look_up(ref) for ref in absent))
+        children = {child.ref: child for child in found if child is not None}
+        return replace(observed, children={**observed.children, **children}) if children else observed
+
+    async def _look_up(self, ref: Ref) -> Child | None:
+        raw = await self._api.get(ref)
+        return None if raw is None else observe_child(ref.kind, raw)
+
+    async def _report(
+        self, key: Key, wish: Wish | Sequence[Problem], before: Observed, refusals: Sequence[Refusal]
+    ) -> None:
+        """Write the status when it differs, judged by what the children are after the writes."""
+        now = self._mirror.observed(key, self._answers())
+        if now is None or now.uid != before.uid:
+            return
+        # The spec that was read is what the status is about, even when a newer one has arrived meanwhile.
+        seen = replace(now, raw={**before.raw, "status": now.raw.get("status")})
+        status = compute_status(wish, seen, refusals, self._now())
+        old = previous_status(seen.raw)
+        if seen.raw.get("status") == status.document():
+            return
+        await self._write_status(seen, old, status)
+
+    async def _write_status(self, seen: Observed, old: PDDeploymentStatus, status: PDDeploymentStatus) -> None:
+        ref = Ref(DEPLOYMENTS.name, seen.namespace, seen.name)
+        try:
+            raw = await self._api.apply_status(ref, seen.uid, status.document())
+        except ApiError as error:
+            if error.status == 404:
+                return
+            raise
+        self._mirror.see(DEPLOYMENTS, raw)
+        await post_events(self._api, seen, happenings(old, status), self._now())

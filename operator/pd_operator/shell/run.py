@@ -1,0 +1,198 @@
+"""Puts the operator together: one event loop, kopf beside the workers, the complete looks and the router questions.
+
+Whatever ends first ends the process; the kubelet starts it again, and nothing is lost because nothing is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import logging
+import time
+
+import kopf
+
+from pd_operator.core.observed_kinds import DEPLOYMENTS, Kind
+from pd_operator.core.render_context import RenderContext
+from pd_operator.shell.api import ApiError, ClusterApi
+from pd_operator.shell.carry_out import Hands
+from pd_operator.shell.handlers import make_registry, make_settings, selector_of, watched_kinds
+from pd_operator.shell.health import Sites, Vitals
+from pd_operator.shell.kube_api import KubeApi
+from pd_operator.shell.metrics import Metrics
+from pd_operator.shell.mirror import Mirror
+from pd_operator.shell.options import Options
+from pd_operator.shell.reconcile import Reconciler, Result
+from pd_operator.shell.router_poll import RouterPoll
+from pd_operator.shell.wakeups import Key, Wakeups
+
+logger = logging.getLogger(__name__)
+
+
+class CrdMissing(Exception):
+    """The cluster does not know PDDeployments."""
+
+
+class Operator:
+    """Everything that one process holds."""
+
+    def __init__(self, options: Options, api: ClusterApi, metrics: Metrics) -> None:
+        self._options = options
+        self._api = api
+        self._metrics = metrics
+        self.mirror = Mirror()
+        self.wakeups = Wakeups(time.monotonic)
+        self.vitals = Vitals(time.monotonic, options.resync, self.wakeups)
+        self.polls = RouterPoll(self.mirror, self.wakeups.wake, options.router_poll, metrics, time.monotonic)
+        self._hands = Hands(api, self.mirror, metrics)
+        self._reconciler = Reconciler(
+            api, self.mirror, self._hands, self._context, lambda: self.polls.answers, _rfc3339_now
+        )
+        metrics.deployments.set_function(lambda: len(self.mirror.keys()))
+        metrics.waiting.set_function(lambda: len(self.wakeups))
+
+    async def look_at_everything(self) -> None:
+        """List every kind into the mirror, then wake every PDDeployment.
+
+        Raises:
+            ApiError: when a list failed; what was listed until then counts.
+        """
+        for kind in watched_kinds():
+            for namespace in self._options.namespaces or (None,):
+                items, version = await self._api.list(kind, namespace, selector_of(kind))
+                for key in self.mirror.listed(kind, namespace, items, version):
+                    self.wakeups.wake(key)
+        self._hands.forget_children_except(self.mirror.child_uids())
+        for key in self.mirror.keys():  # noqa: SIM118  a method of its own, no dict
+            self.wakeups.wake(key)
+
+    def saw(self, kind: Kind, raw: object, gone: bool) -> None:
+        """Take in one watch event."""
+        assert isinstance(raw, dict)
+        key = self.mirror.see(kind, raw, gone=gone)
+        if key is not None:
+            self.wakeups.wake(key)
+
+    async def work(self) -> None:
+        """One worker: reconcile what is due, for ever."""
+        while True:
+            key = await self.wakeups.next()
+            with self._metrics.reconcile_seconds.time():
+                await self._work_on(key)
+
+    async def resync(self) -> None:
+        """Look at everything again and again."""
+        while True:
+            await asyncio.sleep(self._options.resync)
+            missed = self.mirror.take_unconfirmed()
+            if missed:
+                self._metrics.missed.inc(len(missed))
+                logger.warning("no watch has brought %d changes, such as %s", len(missed), missed[0])
+            try:
+                await self.look_at_everything()
+                self._metrics.resyncs.labels("complete").inc()
+            except ApiError as error:
+                self._metrics.resyncs.labels("failed").inc()
+                logger.warning("looking at everything failed: %s", error)
+            self.vitals.looked(len(missed))
+
+    async def _work_on(self, key: Key) -> None:
+        try:
+            result = await self._reconciler.reconcile(key)
+        except ApiError as error:
+            delay = self.wakeups.failed(key, error.retry_after)
+            self._metrics.reconciles.labels("failed").inc()
+            logger.warning("%s: %s; trying again in %.1f s", key, error, delay)
+            return
+        except Exception:  # one object's surprise must not stop the others
+            delay = self.wakeups.failed(key)
+            self._metrics.reconciles.labels("failed").inc()
+            logger.exception("%s: unexpected failure; trying again in %.1f s", key, delay)
+            return
+        self._metrics.reconciles.labels(result.value).inc()
+        if result is Result.GONE:
+            self._forget(key)
+        else:
+            self._metrics.last_reconcile.labels(*key).set(time.time())
+        if result is Result.WAITING:
+            self.wakeups.failed(key)
+        else:
+            self.wakeups.done(key)
+
+    def _forget(self, key: Key) -> None:
+        if self.mirror.deployment(key) is None:
+            self.wakeups.forget(key)
+            with contextlib.suppress(KeyError):
+                self._metrics.last_reconcile.remove(*key)
+
+    def _context(self, uid: str) -> RenderContext:
+        return RenderContext(
+            uid=uid,
+            router_image=self._options.router_image,
+            connector_image=self._options.connector_image,
+            image_pull_policy=self._options.image_pull_policy,
+            image_pull_secrets=self._options.image_pull_secrets,
+            operator_namespace=self._options.operator_namespace,
+        )
+
+
+async def run_operator(options: Options) -> None:
+    """Serve until SIGTERM.
+
+    Raises:
+        CrdMissing: when the custom resource definition is not installed.
+        ApiError: when the API server can't be used at the start.
+        OSError: when a port for health or metrics is taken.
+    """
+    metrics = Metrics()
+    api = await KubeApi.connect(options.request_timeout, metrics)
+    try:
+        await _check_crd(api, options)
+        operator = Operator(options, api, metrics)
+        sites = Sites(operator.vitals, metrics)
+        await sites.start(options.health, options.metrics)
+        try:
+            await operator.look_at_everything()
+            await _serve(operator, options)
+        finally:
+            await sites.stop()
+    finally:
+        await api.close()
+
+
+async def _check_crd(api: ClusterApi, options: Options) -> None:
+    namespace = options.namespaces[0] if options.namespaces else None
+    try:
+        await api.list(DEPLOYMENTS, namespace, "")
+    except ApiError as error:
+        if error.status == 404:
+            raise CrdMissing(f"the cluster does not serve {DEPLOYMENTS.plural}.{DEPLOYMENTS.group}") from error
+        raise
+
+
+async def _serve(operator: Operator, options: Options) -> None:
+    watches = kopf.operator(
+        registry=make_registry(operator.saw),
+        settings=make_settings(options.request_timeout),
+        standalone=True,
+        clusterwide=not options.namespaces,
+        namespaces=options.namespaces,
+    )
+    tasks = [asyncio.create_task(operator.work(), name=f"worker {n}") for n in range(options.workers)]
+    tasks.append(asyncio.create_task(operator.resync(), name="resync"))
+    tasks.append(asyncio.create_task(operator.polls.run(), name="router polls"))
+    tasks.append(asyncio.create_task(watches, name="watches"))
+    logger.info("serving %s", ", ".join(options.namespaces) or "all namespaces")
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _rfc3339_now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
