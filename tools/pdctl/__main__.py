@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from pdctl.shell.cluster.command import app as cluster
 from pdctl.shell.demo_command import demo
 from pdctl.shell.model_command import make
 from pdctl.shell.render_command import render
@@ -20,6 +21,7 @@ app = typer.Typer(
 model = typer.Typer(help="Models for trying out.", no_args_is_help=True)
 model.command("make")(make)
 app.add_typer(model, name="model")
+app.add_typer(cluster, name="cluster")
 app.command("up")(up)
 app.command("demo")(demo)
 app.command("render")(render)

@@ -1,0 +1,3 @@
+module pdserving.dev/cluster/node
+
+go 1.26.0

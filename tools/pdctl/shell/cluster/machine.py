@@ -1,0 +1,95 @@
+"""Observe whether this machine can hold a cluster, and install what Debian packages can give."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from pdctl.core.cluster.preflight import FULL_PROGRAMS, LIGHT_PROGRAMS, Observed, problems
+from pdctl.shell.cluster.cgroups import available_controllers, cgroup_version, try_cgroup
+from pdctl.shell.cluster.places import ClusterError, cache_folder, state_folder
+
+SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+NAMESPACES: Final = ("--mount", "--uts", "--ipc", "--pid", "--net", "--fork")
+MODULES: Final = ("overlay", "bridge", "br_netfilter", "veth", "nf_tables")
+
+
+def require(*, light: bool, say: Callable[[str], None]) -> None:
+    """Make sure that a cluster can be started here.
+
+    Raises:
+        ClusterError: all reasons at once.
+    """
+    if os.geteuid() == 0 and (missing := _missing_programs(light=light)):
+        _install(missing, say, light=light)
+    if found := problems(observe(light=light), light=light):
+        raise ClusterError("no embedded cluster can be started here:\n" + "\n".join(f"  - {text}" for text in found))
+
+
+def observe(*, light: bool) -> Observed:
+    """Look at the machine; changes nothing but loading kernel modules that a node needs anyway."""
+    is_root = os.geteuid() == 0
+    missing = tuple(_missing_programs(light=light))
+    can_probe = is_root and not {"unshare"} & set(missing)
+    version = cgroup_version()
+    if is_root and not light:
+        _load_modules()
+    return Observed(
+        platform=sys.platform,
+        is_root=is_root,
+        missing_programs=missing,
+        namespaces_error=_namespaces_error() if can_probe else "",
+        cgroup_version=version,
+        cgroup_controllers=available_controllers(version),
+        cgroup_error=try_cgroup() if is_root and not light and version is not None else "",
+        has_overlay="overlay" in Path("/proc/filesystems").read_text(encoding="ascii").split(),
+        paths={
+            "the state folder": str(state_folder()),
+            "the cache folder": str(cache_folder()),
+            "this Python": sys.base_prefix,
+            "the virtual environment": sys.prefix,
+            "this program": str(Path(__file__).resolve()),
+        },
+    )
+
+
+def _missing_programs(*, light: bool) -> list[str]:
+    table = LIGHT_PROGRAMS if light else FULL_PROGRAMS
+    path = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
+    return [name for name in table if shutil.which(name, path=path) is None]
+
+
+def _install(missing: list[str], say: Callable[[str], None], *, light: bool) -> None:
+    """Install the packages of missing programs. What can't be installed is reported by the check that follows."""
+    apt = shutil.which("apt-get")
+    if apt is None:
+        return
+    table = LIGHT_PROGRAMS if light else FULL_PROGRAMS
+    packages = sorted({table[name] for name in missing})
+    say(f"installing Debian packages: {' '.join(packages)}")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    install = [apt, "install", "--yes", "--quiet", "--no-install-recommends", *packages]
+    done = subprocess.run(install, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        subprocess.run([apt, "update", "--quiet"], env=environment, capture_output=True, check=False)
+        done = subprocess.run(install, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        say("apt-get: " + "\n".join((done.stdout + done.stderr).strip().splitlines()[-5:]))
+
+
+def _namespaces_error() -> str:
+    done = subprocess.run(["unshare", *NAMESPACES, "true"], capture_output=True, text=True, check=False)
+    return done.stderr.strip() if done.returncode else ""
+
+
+def _load_modules() -> None:
+    """Most are loaded by use; those that aren't must be there before a network namespace shows their settings."""
+    modprobe = shutil.which("modprobe", path=SYSTEM_PATH)
+    if modprobe is not None:
+        for module in MODULES:
+            subprocess.run([modprobe, "--quiet", module], capture_output=True, check=False)

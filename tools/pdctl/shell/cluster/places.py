@@ -1,0 +1,41 @@
+"""Folders: the assets that come with this package, the cache of built programs, the state of running clusters."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import pdctl
+from pdctl.core.cluster.layout import Layout
+
+ASSETS: Final = Path(pdctl.__file__).parent / "cluster_assets"
+GO_SOURCES: Final = ASSETS / "go"
+
+
+class ClusterError(Exception):
+    """Something about an embedded cluster that can't go on, in words for the user."""
+
+
+def cache_folder() -> Path:
+    """Built programs; safe to delete while no cluster runs."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "pd-operator" / "cluster"
+
+
+def state_folder() -> Path:
+    """One folder per cluster that is up."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "pd-operator" / "cluster"
+
+
+def layout_of(name: str) -> Layout:
+    """Where the cluster of this name lives."""
+    return Layout(name, state_folder() / name)
+
+
+def read_sources() -> dict[str, bytes]:
+    """The Go modules' files: path relative to `GO_SOURCES` → content."""
+    return {
+        str(path.relative_to(GO_SOURCES)): path.read_bytes() for path in sorted(GO_SOURCES.rglob("*")) if path.is_file()
+    }
