@@ -264,9 +264,9 @@ def read_pod(raw: Mapping[str, Any], deployment: str) -> EnginePod | UnusablePod
     role = labels.get(LABEL_ROLE)
     if labels.get(LABEL_DEPLOYMENT) != deployment or role not in (ROLE_PREFILL, ROLE_DECODE):
         return None
-    if status.get("phase") in _ENDED:
-        return None  # its address may be somebody else's already
     name, uid = _text(metadata.get("name")), _text(metadata.get("uid"))
+    if not name or _text(status.get("phase")) in _ENDED:
+        return None  # the address of one that ended may be somebody else's already
     generation, port = labels.get(LABEL_GENERATION), _port(spec)
     if not isinstance(generation, str) or not _GENERATION.fullmatch(generation):
         return UnusablePod(name, uid, f"its label {LABEL_GENERATION} is missing or no label value")
