@@ -82,7 +82,7 @@ def control_plane(layout: Layout, programs: Programs, settings: ControlPlane) ->
             "scheduler",
             (
                 programs.path("kube-scheduler"),
-                *_clients(layout, "scheduler"),
+                *_client(layout, "scheduler"),
                 "--leader-elect=false",
                 "--secure-port=10259",
                 "--bind-address=127.0.0.1",
@@ -92,10 +92,11 @@ def control_plane(layout: Layout, programs: Programs, settings: ControlPlane) ->
     )
 
 
-def _clients(layout: Layout, name: str) -> tuple[str, ...]:
-    """A component's own identity; it also answers questions about who asks its own port."""
-    path = str(layout.pki / f"{name}.kubeconfig")
-    return ("--kubeconfig", path, "--authentication-kubeconfig", path, "--authorization-kubeconfig", path)
+def _client(layout: Layout, name: str) -> tuple[str, ...]:
+    """A component's own identity. Its own port is on loopback and asks nobody who may read there: at the start the API
+    server couldn't answer yet, and the component would give up.
+    """
+    return ("--kubeconfig", str(layout.pki / f"{name}.kubeconfig"))
 
 
 def _etcd(programs: Programs) -> Daemon:
@@ -157,7 +158,7 @@ def _controller_manager(layout: Layout, programs: Programs, port: int) -> Daemon
         "controller-manager",
         (
             programs.path("kube-controller-manager"),
-            *_clients(layout, "controller-manager"),
+            *_client(layout, "controller-manager"),
             *("--leader-elect=false", "--secure-port=10257", "--bind-address=127.0.0.1"),
             "--use-service-account-credentials",
             # Where nothing else runs but tests on two cores, a node that is late is not a node that is gone.
