@@ -174,7 +174,7 @@ def parse_settings(arguments: Sequence[str]) -> tuple[Settings, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the router. Exit codes: 0 after a drain, 1 when a port is taken, 2 for flags or credentials that cannot work."""
+    """Run the router. Exit codes: 0 after a drain, 1 when a port is taken, 2 for flags or credentials of no use."""
     try:
         settings, log_level = parse_settings(sys.argv[1:] if arguments is None else arguments)
     except SettingsError as error:

@@ -65,7 +65,8 @@ class EnginePod:
 
     def is_same_engine(self, other: EnginePod) -> bool:
         """Whether a member of the fleet stays the one that it was, apart from its process."""
-        return (self.uid, self.role, self.generation, self.host, self.port, self.hosts) == (
+        return (self.name, self.uid, self.role, self.generation, self.host, self.port, self.hosts) == (
+            other.name,
             other.uid,
             other.role,
             other.generation,
