@@ -121,8 +121,10 @@ def plan(
 def stamp(manifest: Mapping[str, Any]) -> Manifest:
     """The manifest with the hash of itself as annotation. Equal manifests get equal hashes, in any key order."""
     stamped = copy.deepcopy(dict(manifest))
-    annotations = stamped["metadata"].get("annotations") or {}
+    annotations = stamped["metadata"].pop("annotations", {})
     annotations.pop(HASH_ANNOTATION, None)
+    if annotations:
+        stamped["metadata"]["annotations"] = annotations
     text = json.dumps(stamped, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
     stamped["metadata"]["annotations"] = {**annotations, HASH_ANNOTATION: digest}

@@ -32,8 +32,8 @@ def lost_fields(manifest: Mapping[str, Any], owned_fields: str) -> frozenset[str
 
 def _tracked(manifest: Mapping[str, Any]) -> dict[str, Any]:
     body = {key: value for key, value in manifest.items() if key not in _NOT_TRACKED}
-    metadata = body.get("metadata") or {}
-    return {**body, "metadata": {key: value for key, value in metadata.items() if key not in _NOT_TRACKED_METADATA}}
+    metadata = {key: value for key, value in body.pop("metadata", {}).items() if key not in _NOT_TRACKED_METADATA}
+    return {**body, "metadata": metadata} if metadata else body
 
 
 def _lost_in_object(wanted: Mapping[str, Any], record: Mapping[str, Any], path: str) -> Iterator[str]:

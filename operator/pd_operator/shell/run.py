@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import logging
 import time
+from collections.abc import Callable
 
 import kopf
 
@@ -37,14 +38,16 @@ class CrdMissing(Exception):
 class Operator:
     """Everything that one process holds."""
 
-    def __init__(self, options: Options, api: ClusterApi, metrics: Metrics) -> None:
+    def __init__(
+        self, options: Options, api: ClusterApi, metrics: Metrics, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._options = options
         self._api = api
         self._metrics = metrics
         self.mirror = Mirror()
-        self.wakeups = Wakeups(time.monotonic)
-        self.vitals = Vitals(time.monotonic, options.resync, self.wakeups)
-        self.polls = RouterPoll(self.mirror, self.wakeups.wake, options.router_poll, metrics, time.monotonic)
+        self.wakeups = Wakeups(clock)
+        self.vitals = Vitals(clock, options.resync, self.wakeups)
+        self.polls = RouterPoll(self.mirror, self.wakeups.wake, options.router_poll, metrics, clock)
         self._hands = Hands(api, self.mirror, metrics)
         self._reconciler = Reconciler(
             api, self.mirror, self._hands, self._context, lambda: self.polls.answers, _rfc3339_now
@@ -75,27 +78,35 @@ class Operator:
             self.wakeups.wake(key)
 
     async def work(self) -> None:
-        """One worker: reconcile what is due, for ever."""
+        """One worker, for ever."""
         while True:
-            key = await self.wakeups.next()
-            with self._metrics.reconcile_seconds.time():
-                await self._work_on(key)
+            await self.work_once()
+
+    async def work_once(self) -> None:
+        """Wait until an object is due and reconcile it."""
+        key = await self.wakeups.next()
+        with self._metrics.reconcile_seconds.time():
+            await self._work_on(key)
 
     async def resync(self) -> None:
         """Look at everything again and again."""
         while True:
             await asyncio.sleep(self._options.resync)
-            missed = self.mirror.take_unconfirmed()
-            if missed:
-                self._metrics.missed.inc(len(missed))
-                logger.warning("no watch has brought %d changes, such as %s", len(missed), missed[0])
-            try:
-                await self.look_at_everything()
-                self._metrics.resyncs.labels("complete").inc()
-            except ApiError as error:
-                self._metrics.resyncs.labels("failed").inc()
-                logger.warning("looking at everything failed: %s", error)
-            self.vitals.looked(len(missed))
+            await self.resync_once()
+
+    async def resync_once(self) -> None:
+        """One complete look, and the judgement whether the watches have brought what the last one found."""
+        missed = self.mirror.take_unconfirmed()
+        if missed:
+            self._metrics.missed.inc(len(missed))
+            logger.warning("no watch has brought %d changes, such as %s", len(missed), missed[0])
+        try:
+            await self.look_at_everything()
+            self._metrics.resyncs.labels("complete").inc()
+        except ApiError as error:
+            self._metrics.resyncs.labels("failed").inc()
+            logger.warning("looking at everything failed: %s", error)
+        self.vitals.looked(len(missed))
 
     async def _work_on(self, key: Key) -> None:
         try:
