@@ -14,10 +14,6 @@ from pd_wire import names
 
 MANAGED_BY: Final = "pd-operator"
 ROUTER: Final = "router"
-RENDERED_HASH: Final = f"{names.API_GROUP}/rendered-hash"
-"""Annotation of every child: the hash of the manifest as it was rendered."""
-
-HTTP_DEFAULT_PORT: Final = 80
 
 
 def role_name(deployment: PDDeployment, role: Role) -> str:
@@ -33,13 +29,6 @@ def router_name(deployment: PDDeployment) -> str:
 def engines_name(deployment: PDDeployment) -> str:
     """Name of what belongs to the engines of both roles."""
     return f"{deployment.metadata.name}-engines"
-
-
-def router_url(deployment: PDDeployment) -> str:
-    """Base address of the router's Service for clients in the cluster, without the API's `/v1`."""
-    port = deployment.spec.router.service.port
-    host = f"{router_name(deployment)}.{deployment.metadata.namespace}.svc"
-    return f"http://{host}" if port == HTTP_DEFAULT_PORT else f"http://{host}:{port}"
 
 
 def engine_name(deployment: PDDeployment, role: Role, index: int) -> str:
@@ -64,11 +53,6 @@ def engine_labels(deployment: PDDeployment, role: Role, generation: str) -> dict
 def router_selector(deployment: PDDeployment) -> dict[str, str]:
     """Labels that select the router's pods."""
     return {names.LABEL_DEPLOYMENT: deployment.metadata.name, names.LABEL_ROLE: ROUTER}
-
-
-def selector_text(selector: dict[str, str]) -> str:
-    """A selector in the notation of `kubectl get -l`, for the status."""
-    return ",".join(f"{key}={value}" for key, value in sorted(selector.items()))
 
 
 def child_labels(deployment: PDDeployment, component: str) -> dict[str, str]:

@@ -65,12 +65,15 @@ def path_text(location: Location) -> str:
 def problem_of(error: ErrorDetails, root: type[BaseModel]) -> Problem:
     """One finding of pydantic as a problem in our words."""
     location = tuple(error["loc"])
-    if location and location[-1] == "[key]":
+    of_key = bool(location) and location[-1] == "[key]"
+    if of_key:
         location = location[:-1]
     path = path_text(location)
     if error["type"] == "extra_forbidden":
         return Problem(path, _unknown_field(location, root))
-    allowed = allowed_values(_annotation_at(location, root))
+    allowed = allowed_values(_key_annotation(location, root) if of_key else _annotation_at(location, root))
+    if of_key:
+        return Problem(path, f"the key must be {allowed}, got {shown(error['input'])}")
     if error["type"] == "missing":
         return Problem(path, f"is required: {allowed}")
     quotes = "; put it in quotes" if error["type"] == "string_type" and isinstance(error["input"], int | float) else ""
@@ -182,6 +185,12 @@ def _annotation_at(location: Location, root: type[BaseModel]) -> Any:
         else:
             return None
     return current
+
+
+def _key_annotation(location: Location, root: type[BaseModel]) -> Any:
+    """The type of the keys of the map that a location's last part lies in."""
+    base, _ = _unwrap(_annotation_at(location[:-1], root))
+    return get_args(base)[0] if get_origin(base) is dict else None
 
 
 def _unknown_field(location: Location, root: type[BaseModel]) -> str:

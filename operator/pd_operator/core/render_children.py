@@ -15,7 +15,6 @@ from pd_operator.core.model import PDDeployment
 from pd_operator.core.problems import SpecError
 from pd_operator.core.render_context import RenderContext
 from pd_operator.core.render_engine_pod import connector_image
-from pd_operator.core.render_object import with_hash
 from pd_operator.core.render_policies import disruption_budgets, network_policies
 from pd_operator.core.render_router_objects import router_access, router_deployment, router_service
 from pd_operator.core.render_statefulset import headless_service, statefulset
@@ -24,7 +23,7 @@ __all__ = ["RenderContext", "cluster_generation", "render_children"]
 
 
 def render_children(deployment: PDDeployment, context: RenderContext) -> tuple[dict[str, Any], ...]:
-    """All children, each with the annotation `names.RENDERED_HASH`.
+    """All children.
 
     Raises:
         SpecError: the deployment can run on one machine but not in a cluster, for example without an image.
@@ -33,7 +32,7 @@ def render_children(deployment: PDDeployment, context: RenderContext) -> tuple[d
     if problems:
         raise SpecError(problems, deployment.metadata.name)
     paired = cluster_generation(deployment, context)
-    manifests = (
+    return (
         *router_access(deployment, context),
         *(headless_service(deployment, role, context) for role in Role),
         router_service(deployment, context),
@@ -42,7 +41,6 @@ def render_children(deployment: PDDeployment, context: RenderContext) -> tuple[d
         *(statefulset(deployment, role, context, paired) for role in Role),
         router_deployment(deployment, context),
     )
-    return tuple(with_hash(manifest) for manifest in manifests)
 
 
 def cluster_generation(deployment: PDDeployment, context: RenderContext) -> str:

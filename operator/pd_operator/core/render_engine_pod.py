@@ -41,6 +41,9 @@ PRE_STOP_SECONDS: Final = 15
 GRACE_MARGIN_SECONDS: Final = 30
 """For the engine's own end after its shutdown timeout, before the kubelet kills it."""
 
+PLUGIN_PATH: Final = "/plugin"
+"""Where the connector's image has the plugin's packages."""
+
 PROBE_SECONDS: Final = 10
 NOT_BOUND: Final = "nobind"
 """vLLM's word for threads that the kernel places: pods share cores, and its own choice would be the same for each."""
@@ -128,7 +131,7 @@ def _init_containers(deployment: PDDeployment, role: Role, context: RenderContex
             "name": "connector",
             "image": image,
             "imagePullPolicy": context.image_pull_policy,
-            "args": [CONNECTOR_PATH],
+            "command": ["cp", "-R", f"{PLUGIN_PATH}/.", CONNECTOR_PATH],
             "volumeMounts": [connector_mount(read_only=False)],
             "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
             "securityContext": _restricted(),

@@ -1,17 +1,12 @@
-"""The frame of every child: kind, name, labels, owner, and the hash that says whether it was applied already."""
+"""The frame of every child: kind, name, labels and owner."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from typing import Any, Final
+from typing import Any
 
-from pd_operator.core import names
 from pd_operator.core.model import API_VERSION, PDDeployment
 from pd_operator.core.render_context import RenderContext
 from pd_wire import names as wire
-
-HASH_LENGTH: Final = 16
 
 
 def child(
@@ -47,15 +42,6 @@ def owner_reference(deployment: PDDeployment, context: RenderContext) -> dict[st
         "controller": True,
         "blockOwnerDeletion": True,
     }
-
-
-def with_hash(manifest: dict[str, Any]) -> dict[str, Any]:
-    """A copy with the annotation `names.RENDERED_HASH`, which covers everything else in the manifest."""
-    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
-    found = hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
-    metadata = manifest["metadata"]
-    annotations = {**metadata.get("annotations", {}), names.RENDERED_HASH: found}
-    return {**manifest, "metadata": {**metadata, "annotations": annotations}}
 
 
 def without_nothing(fields: dict[str, Any]) -> dict[str, Any]:

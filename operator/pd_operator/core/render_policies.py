@@ -43,7 +43,7 @@ def _budget(
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
         "selector": {"matchLabels": selector},
     }
-    labels = names.child_labels(deployment, component)
+    labels = {**names.child_labels(deployment, component), **selector}
     return child(deployment, context, "policy/v1", "PodDisruptionBudget", name, labels, spec=spec)
 
 

@@ -150,6 +150,7 @@ RENDERED_ENV: Final[dict[str, str]] = {
     "VLLM_NIXL_BACKEND": _FOREIGN_BACKEND,
     "VLLM_ENGINE_READY_TIMEOUT_S": "use spec.engine.startupTimeoutSeconds",
     "HF_HUB_OFFLINE": "use spec.model.source.download",
+    "POD_IP": "it is the pod's own address",
     "VLLM_API_KEY": "the router sends engines no key; clients are told apart by spec.router.auth",
 }
 """Refused in every env."""
@@ -197,10 +198,11 @@ def rendered_flag(name: str) -> str | None:
 
 def shared_flag(name: str) -> str | None:
     """The flag of `SHARED_FLAGS` that vLLM's parser would take ``name`` for, or None."""
-    return _resolve(name, tuple(SHARED_FLAGS)) or _resolve(name, tuple(_negated(flag) for flag in SHARED_FLAGS))
+    return _resolve(name, tuple(SHARED_FLAGS)) or _resolve(name, tuple(negated(flag) for flag in SHARED_FLAGS))
 
 
-def _negated(flag: str) -> str:
+def negated(flag: str) -> str:
+    """`--enable-lora` → `--no-enable-lora`; short flags have no negation."""
     return f"--no-{flag.removeprefix('--')}" if flag.startswith("--") else flag
 
 

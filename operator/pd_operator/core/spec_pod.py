@@ -22,8 +22,8 @@ def _number_as_text(value: Any) -> Any:
 
 Quantity = Annotated[
     str,
-    BeforeValidator(_number_as_text),
     Field(min_length=1, max_length=32, pattern=fields.QUANTITY, json_schema_extra=INT_OR_STRING),
+    BeforeValidator(_number_as_text),
 ]
 ResourceName = Annotated[str, Field(min_length=1, max_length=317, pattern=fields.QUALIFIED_NAME)]
 Quantities = Annotated[dict[ResourceName, Quantity], Field(max_length=16)]

@@ -1,0 +1,158 @@
+"""Rules about pods: labels, tolerations, node conditions, resources, update strategies, mounts.
+
+An API server would refuse most of these too, but only in the pod template, long after the edit that caused it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pd_operator.core.choices import (
+    Connector,
+    NodeOperator,
+    SecurityProfile,
+    TolerationOperator,
+    UpdateStrategyType,
+)
+from pd_operator.core.model import PDDeployment
+from pd_operator.core.problems import Problem
+from pd_operator.core.render_resources import amount, is_device
+from pd_operator.core.render_volumes import OWN_PATHS
+from pd_operator.core.spec_pod import NodeRequirement, PodSettings, Resources
+from pd_wire import names as wire
+
+OWN_LABELS = (f"{wire.API_GROUP}/", "app.kubernetes.io/")
+ROLES = ("prefill", "decode")
+PARTS = (*ROLES, "router")
+WITHOUT_VALUES = (NodeOperator.EXISTS, NodeOperator.DOES_NOT_EXIST)
+COMPARING = (NodeOperator.GT, NodeOperator.LT)
+
+
+def labels(deployment: PDDeployment) -> Iterator[Problem]:
+    """Labels by which children find each other are not the user's."""
+    for path, settings in _pods(deployment):
+        for key in settings.labels:
+            if key.startswith(OWN_LABELS):
+                yield Problem(f"{path}.labels.{key}", f"keys that begin with {' or '.join(OWN_LABELS)} are set for you")
+
+
+def tolerations(deployment: PDDeployment) -> Iterator[Problem]:
+    """A toleration says what Kubernetes can read."""
+    for path, settings in _pods(deployment):
+        for index, wanted in enumerate(settings.tolerations):
+            place = f"{path}.tolerations[{index}]"
+            if wanted.operator is TolerationOperator.EXISTS and wanted.value:
+                yield Problem(f"{place}.value", "must be left out with operator Exists")
+            if wanted.operator is TolerationOperator.EQUAL and wanted.key is None:
+                yield Problem(f"{place}.key", "is required with operator Equal")
+            if wanted.toleration_seconds is not None and (wanted.effect is None or wanted.effect.value != "NoExecute"):
+                yield Problem(f"{place}.tolerationSeconds", "may be set with effect NoExecute only")
+
+
+def node_conditions(deployment: PDDeployment) -> Iterator[Problem]:
+    """A condition on a node's label has the values that its operator needs."""
+    for path, settings in _pods(deployment):
+        for index, wanted in enumerate(settings.node_match_expressions):
+            what = _values_fault(wanted)
+            if what is not None:
+                yield Problem(f"{path}.nodeMatchExpressions[{index}].values", what)
+
+
+def _values_fault(wanted: NodeRequirement) -> str | None:
+    if wanted.operator in WITHOUT_VALUES:
+        return f"must be left out with operator {wanted.operator.value}" if wanted.values else None
+    if wanted.operator in COMPARING:
+        one_number = len(wanted.values) == 1 and wanted.values[0].isdigit()
+        return None if one_number else f"must be one whole number with operator {wanted.operator.value}"
+    return None if wanted.values else f"must not be empty with operator {wanted.operator.value}"
+
+
+def resources(deployment: PDDeployment) -> Iterator[Problem]:
+    """Requests stay within limits, and devices are asked for once."""
+    for part in PARTS:
+        wanted: Resources = getattr(deployment.spec, part).resources
+        for name, request in wanted.requests.items():
+            limit = wanted.limits.get(name)
+            if limit is None:
+                continue
+            path = f"spec.{part}.resources.requests.{name}"
+            if is_device(name) and amount(request) != amount(limit):
+                yield Problem(path, f"must equal the limit ({limit}), or be left out; got {request}")
+            elif amount(request) > amount(limit):
+                yield Problem(path, f"must be at most the limit ({limit}); got {request}")
+
+
+def update_strategy(deployment: PDDeployment) -> Iterator[Problem]:
+    """A partition and a number of missing pods belong to rolling updates."""
+    for role in ROLES:
+        strategy = getattr(deployment.spec, role).update_strategy
+        if strategy.type is not UpdateStrategyType.ON_DELETE:
+            continue
+        for name, value in (("partition", strategy.partition), ("maxUnavailable", strategy.max_unavailable)):
+            if value is not None:
+                yield Problem(f"spec.{role}.updateStrategy.{name}", "must be left out with type OnDelete")
+
+
+def mount_path(deployment: PDDeployment) -> Iterator[Problem]:
+    """The weights do not hide what the engine needs."""
+    path = deployment.spec.model.source.mount_path.rstrip("/")
+    hidden = [own for own in OWN_PATHS if f"{own}/".startswith(f"{path}/") or path.startswith(f"{own}/")]
+    if hidden:
+        yield Problem(
+            "spec.model.source.mountPath",
+            f"must be a folder of its own, such as /models: {hidden[0]} lies there; got {path or '/'}",
+        )
+
+
+def user(deployment: PDDeployment) -> Iterator[Problem]:
+    """A user id goes with the one profile that is not root."""
+    engine = deployment.spec.engine
+    if engine.run_as_user is not None and engine.security_profile is not SecurityProfile.RESTRICTED:
+        yield Problem(
+            "spec.engine.runAsUser",
+            f"may be set with securityProfile Restricted only; {engine.security_profile.value} runs as root",
+        )
+
+
+def connector_image(deployment: PDDeployment) -> Iterator[Problem]:
+    """An image for a connector that is not used would be a mistake."""
+    transfer = deployment.spec.kv_transfer
+    if transfer.connector_image is not None and transfer.connector is Connector.STOCK:
+        yield Problem("spec.kvTransfer.connectorImage", "must be left out with connector Stock, which needs none")
+
+
+def monitoring_namespaces(deployment: PDDeployment) -> Iterator[Problem]:
+    """Each namespace stands in the list once."""
+    seen: set[str] = set()
+    for index, name in enumerate(deployment.spec.network_policy.monitoring_namespaces):
+        if name in seen:
+            yield Problem(f"spec.networkPolicy.monitoringNamespaces[{index}]", f"{name} stands twice; keep one")
+        seen.add(name)
+
+
+def image_pull_secrets(deployment: PDDeployment) -> Iterator[Problem]:
+    """Each Secret stands in the list once."""
+    seen: set[str] = set()
+    for index, secret in enumerate(deployment.spec.image_pull_secrets):
+        if secret.name in seen:
+            yield Problem(f"spec.imagePullSecrets[{index}]", f"{secret.name} stands twice in this list; keep one")
+        seen.add(secret.name)
+
+
+def _pods(deployment: PDDeployment) -> Iterator[tuple[str, PodSettings]]:
+    for part in PARTS:
+        yield f"spec.{part}.pod", getattr(deployment.spec, part).pod
+
+
+RULES = (
+    labels,
+    tolerations,
+    node_conditions,
+    resources,
+    update_strategy,
+    mount_path,
+    user,
+    connector_image,
+    monitoring_namespaces,
+    image_pull_secrets,
+)

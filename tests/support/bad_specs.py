@@ -1,0 +1,324 @@
+"""PDDeployments that must be refused: one row per reason, with the field that the refusal names.
+
+Shared by the unit tests, which read them, and the cluster tests, which apply them: an API server refuses the same by
+schema and CEL, save for those that only the operator can judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from support.pddeployments import REMOVED
+
+Edit = tuple[str, Any]
+
+
+@dataclass(frozen=True)
+class BadSpec:
+    """A bad edit of the smallest deployment.
+
+    Attributes:
+        name: what is wrong.
+        edits: the edits that make it so.
+        path: the YAML path of the problem.
+        words: what the parser's message says there.
+        by_server: an API server refuses it too; otherwise only the operator does.
+        server_path: what the server's message names, where it is another spelling of the path.
+    """
+
+    name: str
+    edits: list[Edit]
+    path: str
+    words: str
+    by_server: bool = True
+    server_path: str = ""
+
+
+def env(name: str, value: str | None = "x", secret: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    variable: dict[str, Any] = {"name": name}
+    if value is not None:
+        variable["value"] = value
+    if secret is not None:
+        variable["secretKeyRef"] = secret
+    return [variable]
+
+
+def extra(name: str, value: str = "1") -> list[dict[str, str]]:
+    return [{"name": name, "value": value}]
+
+
+SCHEMA: list[tuple[str, list[Edit], str, str]] = [
+    ("wrong group", [("apiVersion", "apps/v1")], "apiVersion", "must be pdserving.dev/v1alpha1"),
+    ("wrong kind", [("kind", "Deployment")], "kind", "must be PDDeployment"),
+    ("no model", [("spec.model", REMOVED)], "spec.model", "is required"),
+    ("no model name", [("spec.model", {})], "spec.model.name", "is required: a Hugging Face repository"),
+    ("name too long", [("metadata.name", "a" * 41)], "metadata.name", "at most 40 characters"),
+    ("name not a label", [("metadata.name", "Qwen")], "metadata.name", "lower-case letters, digits and '-'"),
+    ("name begins with a digit", [("metadata.name", "3q")], "metadata.name", "beginning with a letter"),
+    ("zero TTL", [("spec.kvTransfer.decoderBlocksTTLSeconds", 0)], "spec.kvTransfer.decoderBlocksTTLSeconds", "20 to"),
+    ("text for a number", [("spec.engine.maxNumSeqs", "8")], "spec.engine.maxNumSeqs", "an integer from 1 to 65536"),
+    ("fraction", [("spec.engine.maxNumSeqs", 8.0)], "spec.engine.maxNumSeqs", "an integer from 1 to 65536"),
+    ("bool for a number", [("spec.prefill.replicas", True)], "spec.prefill.replicas", "an integer from 0 to 512"),
+    ("share as fraction", [("spec.engine.gpuMemoryUtilizationPercent", 0.9)], "spec.engine.gpuMemoryUtilizationPercent",
+     "an integer from 1 to 100"),
+    ("word for a bool", [("spec.prefill.prefixCaching", "no")], "spec.prefill.prefixCaching", "true or false"),
+    ("number for a bool", [("spec.prefill.prefixCaching", 0)], "spec.prefill.prefixCaching", "true or false"),
+    ("enum", [("spec.nodeProfile", "p5en")], "spec.nodeProfile", "one of P5enEFA, CPU, Custom"),
+    ("bool for a switch", [("spec.kvTransfer.bidirectional", True)], "spec.kvTransfer.bidirectional",
+     "one of Enabled, Disabled"),
+    ("push connector by name", [("spec.kvTransfer.connector", "NixlPushConnector")], "spec.kvTransfer.connector",
+     "one of Verified, Stock (Stock is vLLM's NixlConnector; push connectors are not supported"),
+    ("list of backends", [("spec.kvTransfer.backend", ["UCX", "LIBFABRIC"])], "spec.kvTransfer.backend",
+     "one of LIBFABRIC, UCX"),
+    ("misspelt field", [("spec.kvTransfer.decoderBlockTTLSeconds", 480)], "spec.kvTransfer.decoderBlockTTLSeconds",
+     "did you mean decoderBlocksTTLSeconds?"),
+    ("snake case", [("spec.kv_transfer", {})], "spec.kv_transfer", "did you mean kvTransfer?"),
+    ("backend per role", [("spec.decode.backend", "UCX")], "spec.decode.backend",
+     "did you mean spec.kvTransfer.backend?"),
+    ("switch on one role", [("spec.decode.bidirectional", "Disabled")], "spec.decode.bidirectional",
+     "did you mean spec.kvTransfer.bidirectional?"),
+    ("block size on one role", [("spec.decode.blockSize", 64)], "spec.decode.blockSize",
+     "did you mean spec.engine.blockSize?"),
+    ("nothing like it", [("spec.router.zzz", 1)], "spec.router.zzz", "known here: replicas, handleStore"),
+    ("list for an object", [("spec.router", [])], "spec.router", "an object with replicas, handleStore"),
+    ("text for a list", [("spec.engine.extraArgs", "--a b")], "spec.engine.extraArgs", "a list of at most 128 entries"),
+    ("number in a list", [("spec.engine.extraArgs", ["--a", 8])], "spec.engine.extraArgs[1]",
+     "printable text on one line"),
+    ("line break", [("spec.engine.extraArgs", ["--a\n"])], "spec.engine.extraArgs[0]", "printable text on one line"),
+    ("relative volume", [("spec.model.source.hostPath", {"path": "models"})], "spec.model.source.hostPath.path",
+     "an absolute path"),
+    ("bad variable name", [("spec.engine.env", env("A B"))], "spec.engine.env[0].name", "letters, digits and '_'"),
+    ("number in env", [("spec.engine.env", [{"name": "A", "value": 1}])], "spec.engine.env[0].value",
+     "got 1; put it in quotes"),
+    ("annotation not text", [("spec.router.service.annotations", {"a": 1})], "spec.router.service.annotations.a",
+     "must be text"),
+]  # fmt: skip
+
+ARGUMENTS: list[tuple[list[str], str]] = [
+    (["--kv-transfer-config", "{}"], "use spec.kvTransfer"),
+    (['--kv-transfer-config={"kv_connector":"NixlPushConnector"}'], "use spec.kvTransfer"),
+    (["--kv-transfer-config.kv_connector", "NixlPushConnector"], "use spec.kvTransfer"),
+    (["--kv_transfer_config.engine_id=p-1"], "use spec.kvTransfer"),
+    (["--kv-tr", "{}"], "--kv-transfer-config (written --kv-tr) may not be set here"),
+    (["--port", "9000"], "addresses and ports are set for each engine"),
+    (["--host=0.0.0.0"], "addresses and ports are set for each engine"),
+    (["--tensor-parallel-size", "4"], "use tensorParallelSize of the role"),
+    (["-tp", "4"], "use tensorParallelSize of the role"),
+    (["--tensor_parallel_size=4"], "use tensorParallelSize of the role"),
+    (["--served-model-name", "x"], "use spec.model.servedName"),
+    (["--model", "x"], "use spec.model.name"),
+    (["--revision", "x"], "use spec.model.revision"),
+    (["--dtype", "half"], "use spec.model.dtype"),
+    (["--max-model-len", "1"], "use spec.model.maxModelLen"),
+    (["--max-num-seqs", "1"], "use spec.engine.maxNumSeqs"),
+    (["--block-size", "16"], "use spec.engine.blockSize"),
+    (["--gpu-memory-utilization", "0.9"], "use spec.engine.gpuMemoryUtilizationPercent"),
+    (["--no-enable-prefix-caching"], "use prefixCaching of the role"),
+    (["--shutdown-timeout", "1"], "use spec.engine.shutdownTimeoutSeconds"),
+    (["--config", "engine.yaml"], "a file can set what is rendered here"),
+    (["--api-key", "x"], "the router sends engines no key"),
+    (["--hf-token", "x"], "use spec.model.source.tokenSecretRef"),
+    (["--ssl-keyfile", "x"], "plain HTTP"),
+    (["--kv-offloading-size", "10"], "replaces the KV connector"),
+    (["--data-parallel-size", "2"], "use tensorParallelSize"),
+    (["--pipeline-parallel-size", "2"], "use tensorParallelSize"),
+    (["--max-num-batched-tokens 8192"], "write two list entries"),
+    (["--hf-overrides", "hf_abcdefghijklmnopqrstuvwxyz"], "use spec.model.source.tokenSecretRef"),
+]
+"""Refused in every extraArgs, at the entry that is shown first."""
+
+SHARED_ARGUMENTS: list[list[str]] = [
+    ["--speculative-config", '{"method":"ngram","num_speculative_tokens":3}'],
+    ["-sc", "{}"],
+    ["--speculative-config.method=ngram"],
+    ["--spec-method", "ngram"],
+    ["--kv-cache-dtype", "fp8"],
+    ["--quantization", "fp8"],
+    ["-q", "fp8"],
+    ["--chat-template", "x.jinja"],
+    ["--tool-call-parser", "hermes"],
+    ["--no-enable-auto-tool-choice"],
+    ["--attention-backend", "FLASHINFER"],
+]
+
+VARIABLES: list[tuple[list[dict[str, Any]], str]] = [
+    (env("NIXL_BACKEND", "LIBFABRIC"), "vLLM does not read it; use spec.kvTransfer.backend"),
+    (env("VLLM_NIXL_BACKEND", "LIBFABRIC"), "vLLM does not read it; use spec.kvTransfer.backend"),
+    (env("VLLM_NIXL_SIDE_CHANNEL_HOST", "127.0.0.1"), "set from each engine's own address"),
+    (env("VLLM_NIXL_SIDE_CHANNEL_PORT", "5600"), "set from each engine's own address"),
+    (env("NCCL_SOCKET_IFNAME", "eth0"), "exclude the others instead, for example ^lo,docker,veth"),
+    (env("HF_TOKEN"), "use spec.model.source.tokenSecretRef"),
+    (env("MY_SECRET", "hf_abcdefghijklmnopqrstuvwxyz"), "use spec.model.source.tokenSecretRef"),
+    (env("HF_HUB_OFFLINE", "1"), "use spec.model.source.download"),
+    (env("VLLM_ENGINE_READY_TIMEOUT_S", "1"), "use spec.engine.startupTimeoutSeconds"),
+    (env("VLLM_API_KEY"), "the router sends engines no key"),
+    (env("FI_PROVIDER", "tcp"), "on P5enEFA it is always efa"),
+    (env("A", "x", {"name": "s", "key": "k"}), "exactly one of value and secretKeyRef"),
+    (env("A", None), "exactly one of value and secretKeyRef"),
+]
+
+RULES: list[tuple[str, list[Edit], str, str]] = [
+    ("UCX on EFA", [("spec.kvTransfer.backend", "UCX")], "spec.kvTransfer.backend",
+     "must be LIBFABRIC with nodeProfile P5enEFA"),
+    ("LIBFABRIC on CPU", [("spec.nodeProfile", "CPU"), ("spec.kvTransfer.backend", "LIBFABRIC")],
+     "spec.kvTransfer.backend", "must be UCX with nodeProfile CPU"),
+    ("router TTL equal", [("spec.kvTransfer.routerTTLSeconds", 480)], "spec.kvTransfer.routerTTLSeconds",
+     "must be at most 470"),
+    ("router TTL too close", [("spec.kvTransfer.routerTTLSeconds", 471)], "spec.kvTransfer.routerTTLSeconds",
+     "must be at most 470"),
+    ("router TTL against a set TTL",
+     [("spec.kvTransfer.decoderBlocksTTLSeconds", 60), ("spec.kvTransfer.routerTTLSeconds", 90)],
+     "spec.kvTransfer.routerTTLSeconds", "must be at most 50"),
+    ("old version in the tag", [("spec.engine.image", "vllm/vllm-openai:v0.28.1")], "spec.engine.image",
+     "vLLM 0.28 is not supported; use 0.29 to 0.33"),
+    ("new version in the tag", [("spec.engine.image", "r.example/x/engine:7-vllm0.34.0")], "spec.engine.image",
+     "vLLM 0.34 is not supported"),
+    ("old version stated", [("spec.engine.vllmVersion", "0.21.0")], "spec.engine.vllmVersion",
+     "vLLM 0.21 is not supported; use 0.29 to 0.33"),
+    ("version and tag differ",
+     [("spec.engine.vllmVersion", "0.32.0"), ("spec.engine.image", "vllm/vllm-openai:v0.31.0")],
+     "spec.engine.vllmVersion", "must be the version in the image's tag, 0.31"),
+    ("more accelerators than a node has",
+     [("spec.prefill.tensorParallelSize", 16), ("spec.decode.tensorParallelSize", 16)],
+     "spec.prefill.tensorParallelSize", "must be at most 8, what one P5enEFA node has; got 16"),
+    ("the same on decode", [("spec.prefill.tensorParallelSize", 16), ("spec.decode.tensorParallelSize", 16)],
+     "spec.decode.tensorParallelSize", "must be at most 8"),
+    ("two on CPU", [("spec.nodeProfile", "CPU"), ("spec.prefill.tensorParallelSize", 2)],
+     "spec.prefill.tensorParallelSize", "must be at most 1"),
+    ("unequal widths with reuse", [("spec.prefill.tensorParallelSize", 4), ("spec.decode.tensorParallelSize", 8)],
+     "spec.decode.tensorParallelSize", "must equal spec.prefill.tensorParallelSize (4)"),
+    ("misspelt extra key, a field's", [("spec.kvTransfer.extraConfig", extra("decoder_kv_block_ttl"))],
+     "spec.kvTransfer.extraConfig[0].name", "use spec.kvTransfer.decoderBlocksTTLSeconds"),
+    ("misspelt extra key, a free one", [("spec.kvTransfer.extraConfig", extra("num_thread"))],
+     "spec.kvTransfer.extraConfig[0].name", "did you mean num_threads?"),
+    ("unknown extra key", [("spec.kvTransfer.extraConfig", extra("zzz"))],
+     "spec.kvTransfer.extraConfig[0].name", "Allowed: engine_ttl, num_threads"),
+    ("extra key with a field", [("spec.kvTransfer.extraConfig", extra("backends", '["UCX"]'))],
+     "spec.kvTransfer.extraConfig[0].name", "use spec.kvTransfer.backend"),
+    ("flag by the back door", [("spec.kvTransfer.extraConfig", extra("bidirectional_kv_xfer", "false"))],
+     "spec.kvTransfer.extraConfig[0].name", "use spec.kvTransfer.bidirectional"),
+    ("fixed engine id", [("spec.kvTransfer.extraConfig", extra("engine_id", '"p-1"'))],
+     "spec.kvTransfer.extraConfig[0].name", "it is never fixed"),
+    ("no handshake check", [("spec.kvTransfer.extraConfig", extra("enforce_handshake_compat", "false"))],
+     "spec.kvTransfer.extraConfig[0].name", "would read wrong memory"),
+    ("extra value not JSON", [("spec.kvTransfer.extraConfig", extra("num_threads", "four"))],
+     "spec.kvTransfer.extraConfig[0].value", "must be JSON"),
+    ("extra key twice", [("spec.kvTransfer.extraConfig", extra("num_threads") * 2)],
+     "spec.kvTransfer.extraConfig[1]", "stands twice"),
+    ("recompute with the stock connector",
+     [("spec.kvTransfer.loadFailurePolicy", "Recompute"), ("spec.kvTransfer.connector", "Stock")],
+     "spec.kvTransfer.loadFailurePolicy", "must be Fail with connector Stock"),
+    ("store that is not there", [("spec.router.handleStore.type", "Valkey")], "spec.router.handleStore.type",
+     "must be Memory"),
+    ("custom without settings", [("spec.nodeProfile", "Custom")], "spec.customProfile", "is required"),
+    ("settings without custom", [("spec.customProfile", {})], "spec.customProfile", "with P5enEFA leave it out"),
+    ("neither repository nor path", [("spec.model.name", "models/qwen/v1")], "spec.model.name",
+     "begin a path with / or ./"),
+    ("revision of a folder", [("spec.model.name", "/m"), ("spec.model.revision", "main")], "spec.model.revision",
+     "no meaning for a folder"),
+    ("two volumes",
+     [("spec.model.source", {"emptyDir": {}, "hostPath": {"path": "/m"}})], "spec.model.source",
+     "at most one of persistentVolumeClaim, emptyDir, hostPath may be set; got emptyDir, hostPath"),
+    ("weights that never come", [("spec.model.source", {"emptyDir": {}, "download": "Forbidden"})],
+     "spec.model.source.download", "must be Allowed with emptyDir"),
+    ("variable twice", [("spec.engine.env", env("A") * 2)], "spec.engine.env[1]", "stands twice"),
+]  # fmt: skip
+
+
+PODS: list[tuple[str, list[Edit], str, str]] = [
+    ("label of ours", [("spec.decode.pod", {"labels": {"pdserving.dev/role": "x"}})],
+     "spec.decode.pod.labels.pdserving.dev/role", "are set for you"),
+    ("recommended label", [("spec.router.pod", {"labels": {"app.kubernetes.io/name": "x"}})],
+     "spec.router.pod.labels.app.kubernetes.io/name", "are set for you"),
+    ("label key", [("spec.prefill.pod", {"labels": {"a b": "x"}})], "spec.prefill.pod.labels.a b", "a Kubernetes key"),
+    ("label value", [("spec.prefill.pod", {"labels": {"a": "x y"}})], "spec.prefill.pod.labels.a", "letters, digits"),
+    ("selector value", [("spec.prefill.pod.nodeSelector", {"a": "-"})], "spec.prefill.pod.nodeSelector.a",
+     "letters, digits"),
+    ("value of Exists", [("spec.decode.pod.tolerations", [{"key": "a", "operator": "Exists", "value": "b"}])],
+     "spec.decode.pod.tolerations[0].value", "must be left out with operator Exists"),
+    ("no key", [("spec.decode.pod.tolerations", [{"value": "b"}])], "spec.decode.pod.tolerations[0].key",
+     "is required with operator Equal"),
+    ("seconds without NoExecute", [("spec.decode.pod.tolerations", [{"key": "a", "tolerationSeconds": 5}])],
+     "spec.decode.pod.tolerations[0].tolerationSeconds", "with effect NoExecute only"),
+    ("unknown effect", [("spec.decode.pod.tolerations", [{"key": "a", "effect": "Never"}])],
+     "spec.decode.pod.tolerations[0].effect", "one of NoSchedule"),
+    ("In without values", [("spec.decode.pod.nodeMatchExpressions", [{"key": "a", "operator": "In"}])],
+     "spec.decode.pod.nodeMatchExpressions[0].values", "must not be empty"),
+    ("Exists with values",
+     [("spec.decode.pod.nodeMatchExpressions", [{"key": "a", "operator": "Exists", "values": ["b"]}])],
+     "spec.decode.pod.nodeMatchExpressions[0].values", "must be left out"),
+    ("Gt with a word", [("spec.decode.pod.nodeMatchExpressions", [{"key": "a", "operator": "Gt", "values": ["b"]}])],
+     "spec.decode.pod.nodeMatchExpressions[0].values", "must be one whole number"),
+    ("unit that is not one", [("spec.decode.resources", {"limits": {"memory": "64GB"}})],
+     "spec.decode.resources.limits.memory", "a Kubernetes quantity"),
+    ("negative quantity", [("spec.decode.resources", {"limits": {"cpu": -1}})], "spec.decode.resources.limits.cpu",
+     "a Kubernetes quantity"),
+    ("request above the limit", [("spec.router.resources", {"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}})],
+     "spec.router.resources.requests.cpu", "at most the limit (1500m)"),
+    ("devices requested otherwise",
+     [("spec.decode.resources", {"requests": {"nvidia.com/gpu": 1}, "limits": {"nvidia.com/gpu": 2}})],
+     "spec.decode.resources.requests.nvidia.com/gpu", "must equal the limit (2)"),
+    ("canary by hand", [("spec.decode.updateStrategy", {"type": "OnDelete", "partition": 1})],
+     "spec.decode.updateStrategy.partition", "must be left out"),
+    ("missing pods by hand", [("spec.decode.updateStrategy", {"type": "OnDelete", "maxUnavailable": 1})],
+     "spec.decode.updateStrategy.maxUnavailable", "must be left out"),
+    ("weights over shared memory", [("spec.model.source.mountPath", "/dev/shm/models")], "spec.model.source.mountPath",
+     "/dev/shm lies there"),
+    ("weights over everything", [("spec.model.source.mountPath", "/")], "spec.model.source.mountPath",
+     "a folder of its own"),
+    ("weights over the folder above", [("spec.model.source.mountPath", "/var/cache")], "spec.model.source.mountPath",
+     "a folder of its own"),
+    ("user without Restricted", [("spec.engine.runAsUser", 1000)], "spec.engine.runAsUser", "Restricted only"),
+    ("root under Restricted", [("spec.engine.securityProfile", "Restricted"), ("spec.engine.runAsUser", 0)],
+     "spec.engine.runAsUser", "an integer from 1"),
+    ("image for the stock connector",
+     [("spec.kvTransfer.connector", "Stock"), ("spec.kvTransfer.connectorImage", "r.example/c:1")],
+     "spec.kvTransfer.connectorImage", "must be left out"),
+    ("namespace twice", [("spec.networkPolicy.monitoringNamespaces", ["a", "a"])],
+     "spec.networkPolicy.monitoringNamespaces[1]", "stands twice"),
+    ("Secret twice", [("spec.imagePullSecrets", [{"name": "a"}, {"name": "a"}])], "spec.imagePullSecrets[1]",
+     "stands twice"),
+    ("negative replicas", [("spec.decode.replicas", -1)], "spec.decode.replicas", "an integer from 0 to 512"),
+    ("too many replicas", [("spec.decode.replicas", 513)], "spec.decode.replicas", "an integer from 0 to 512"),
+    ("port out of range", [("spec.router.service.port", 70000)], "spec.router.service.port", "from 1 to 65535"),
+    ("too many arguments", [("spec.engine.extraArgs", ["--a"] * 129)], "spec.engine.extraArgs", "at most 128"),
+    ("oversize argument", [("spec.engine.extraArgs", ["x" * 4097])], "spec.engine.extraArgs[0]", "at most 4096"),
+    ("unknown scaling", [("spec.decode.scaling", "Auto")], "spec.decode.scaling", "one of Fixed, External"),
+    ("image with a space", [("spec.engine.image", "a b")], "spec.engine.image", "a container image reference"),
+]  # fmt: skip
+"""What pods are told."""
+
+OPERATOR_ONLY = frozenset(
+    {
+        "old version in the tag",
+        "new version in the tag",
+        "version and tag differ",
+        "extra value not JSON",
+        "flag --kv-tr",
+    }
+)
+"""CEL has no JSON, and within its cost limits no abbreviations and no versions in image tags."""
+
+SERVER_PATHS = {
+    "wrong group": 'no matches for kind "PDDeployment" in version "apps/v1"',
+    "wrong kind": 'no matches for kind "Deployment"',
+}
+"""What a server names instead of the field."""
+
+
+def bad_specs() -> Iterator[BadSpec]:
+    """All rows, each table's in its order."""
+    rows = [*SCHEMA, *RULES, *PODS]
+    for arguments, words in ARGUMENTS:
+        index = 1 if arguments[-1].startswith("hf_") else 0
+        path = "spec.engine.extraArgs"
+        rows.append((f"flag {arguments[0][:30]}", [(path, arguments)], f"{path}[{index}]", words))
+    for arguments in SHARED_ARGUMENTS:
+        path = "spec.prefill.extraArgs"
+        rows.append((f"flag of one role {arguments[0]}", [(path, arguments)], f"{path}[0]", "both roles need the same"))
+    for variables, words in VARIABLES:
+        rows.append((f"variable {variables[0]['name']}", [("spec.decode.env", variables)], "spec.decode.env[0]", words))
+    for name, edits, path, words in rows:
+        yield BadSpec(name, edits, path, words, name not in OPERATOR_ONLY, SERVER_PATHS.get(name, path))
