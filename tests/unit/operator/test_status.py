@@ -1,0 +1,307 @@
+"""Conditions and counts, as tables: what was seen on the left, the words that programs match on on the right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pd_operator.core.observed import Child, Observed, Workload
+from pd_operator.core.observed_kinds import Ref
+from pd_operator.core.observed_pods import Pod, Trouble
+from pd_operator.core.observed_router import Flow, RouterAnswer
+from pd_operator.core.plan import Refusal
+from pd_operator.core.problems import Problem
+from pd_operator.core.reasons import ConditionType, Reason
+from pd_operator.core.render_children import cluster_generation, render_children
+from pd_operator.core.render_context import RenderContext
+from pd_operator.core.status import MESSAGE_LIMIT, Wish, compute_status, previous_status
+from pd_operator.core.status_model import PDDeploymentStatus
+from support.pddeployments import deployment
+
+UID = "uid-of-qwen"
+CONTEXT = RenderContext(uid=UID, router_image="r:1", connector_image="registry:5000/pd-connector:0.1.0")
+NOW = "2026-11-30T10:00:00Z"
+LATER = "2026-11-30T11:00:00Z"
+DONE = Workload(current=True, wanted=1, replicas=1, ready=1, updated=1, current_revision="r1", update_revision="r1")
+REVISED = replace(DONE, update_revision="r2", updated=0)
+
+
+def wish(*edits: tuple[str, Any]) -> Wish:
+    """An accepted spec."""
+    made = deployment(("spec.engine.image", "vllm/vllm-openai:v0.32.0"), ("metadata.namespace", "models"), *edits)
+    return Wish(made, cluster_generation(made, CONTEXT), render_children(made, CONTEXT), CONTEXT.connector_image)
+
+
+def workload(role: str, numbers: Workload) -> Child:
+    """A role's StatefulSet or Deployment."""
+    kind = "Deployment" if role == "router" else "StatefulSet"
+    return Child(
+        Ref(kind, "models", f"qwen-{role}"), f"uid-{role}", 5, "qwen", role, True, ("PDDeployment", "qwen", UID),
+        workload=numbers,
+    )  # fmt: skip
+
+
+def pod(role: str, **changes: Any) -> Pod:
+    """A pod, ready unless something is wrong with it."""
+    trouble = changes.get("trouble")
+    fields: dict[str, Any] = {
+        "namespace": "models",
+        "name": f"qwen-{role}-0",
+        "uid": f"uid-{role}-0",
+        "version": 3,
+        "deployment": "qwen",
+        "role": role,
+        "ready": trouble is None,
+    }
+    return Pod(**{**fields, **changes})
+
+
+def seen(
+    prefill: Workload | None = DONE,
+    decode: Workload | None = DONE,
+    router: Workload | None = DONE,
+    pods: tuple[Pod, ...] = (),
+    routers: dict[str, RouterAnswer | None] | None = None,
+    status: dict[str, Any] | None = None,
+) -> Observed:
+    """A deployment and what exists of it."""
+    found = {"prefill": prefill, "decode": decode, "router": router}
+    children = [workload(role, numbers) for role, numbers in found.items() if numbers is not None]
+    raw: dict[str, Any] = {"metadata": {"name": "qwen", "namespace": "models", "uid": UID, "generation": 4}}
+    return Observed(
+        raw if status is None else {**raw, "status": status},
+        {child.ref: child for child in children},
+        pods,
+        routers or {},
+    )
+
+
+def word(status: PDDeploymentStatus, kind: ConditionType) -> tuple[str, str]:
+    """A condition's status and reason."""
+    condition = status.condition(kind)
+    assert condition is not None
+    return condition.status.value, condition.reason
+
+
+def message(status: PDDeploymentStatus, kind: ConditionType) -> str:
+    """A condition's message."""
+    condition = status.condition(kind)
+    assert condition is not None
+    return condition.message
+
+
+STARTING = replace(DONE, ready=0)
+LOOP = Trouble(Reason.CRASH_LOOPING, "container engine ended with exit code 1: no NIXL plugin")
+PULL = Trouble(Reason.IMAGE_PULL_FAILED, "container engine: image x: not found")
+PENDING = Trouble(Reason.UNSCHEDULABLE, "0/4 nodes are available: 4 Insufficient vpc.amazonaws.com/efa.")
+ROLE_CASES = {
+    "ready": (DONE, (), "True", "AllReady", "False", "Complete"),
+    "not created": (None, (), "False", "Creating", "True", "Creating"),
+    "spec not seen by its controller": (replace(DONE, current=False), (), "False", "RollingOut", "True", "RollingOut"),
+    "starting": (STARTING, (), "False", "Starting", "True", "Starting"),
+    "old template": (replace(REVISED, updated=0), (), "False", "RollingOut", "True", "RollingOut"),
+    "pods missing": (replace(DONE, replicas=0, ready=0, updated=0), (), "False", "Scaling", "True", "Scaling"),
+    "pods too many": (replace(DONE, replicas=2, updated=2), (), "False", "Scaling", "True", "Scaling"),
+    "unschedulable": (STARTING, (PENDING,), "False", "Unschedulable", "False", "Unschedulable"),
+    "image": (STARTING, (PULL,), "False", "ImagePullFailed", "False", "ImagePullFailed"),
+    "crash loop": (STARTING, (LOOP,), "False", "CrashLooping", "False", "CrashLooping"),
+    "crash loop in a rollout": (replace(REVISED, updated=1, ready=0), (LOOP,), "False", "RolloutStuck", "False",
+                                "RolloutStuck"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ROLE_CASES.values(), ids=ROLE_CASES.keys())
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_role(role: str, case: tuple[Workload | None, tuple[Trouble, ...], str, str, str, str]) -> None:
+    numbers, troubles, ready, reason, progressing, why = case
+    pods = tuple(pod(role, name=f"qwen-{role}-{n}", trouble=trouble) for n, trouble in enumerate(troubles))
+    status = compute_status(wish(), seen(**{role: numbers}, pods=pods), (), NOW)
+    kind = ConditionType.PREFILL_READY if role == "prefill" else ConditionType.DECODE_READY
+    other = ConditionType.DECODE_READY if role == "prefill" else ConditionType.PREFILL_READY
+    assert word(status, kind) == (ready, reason)
+    assert word(status, other) == ("True", "AllReady")
+    assert word(status, ConditionType.READY) == (ready, reason)
+    assert word(status, ConditionType.PROGRESSING) == (progressing, why)
+    for trouble in troubles:
+        for judged in (kind, ConditionType.READY, ConditionType.PROGRESSING):
+            assert trouble.message in message(status, judged)
+            assert f"qwen-{role}-0" in message(status, judged)
+
+
+def test_every_condition_is_there_in_a_fixed_order() -> None:
+    assert [one.type for one in compute_status(wish(), seen(None, None, None), (), NOW).conditions] == [
+        "Ready", "PrefillReady", "DecodeReady", "RouterReady", "Progressing", "BidirectionalActive", "TransfersFlowing",
+    ]  # fmt: skip
+
+
+def test_counts_selector_address_generation_and_versions() -> None:
+    status = compute_status(wish(("spec.decode.replicas", 3)), seen(decode=replace(DONE, wanted=3)), (), NOW).document()
+    assert status["decode"] == {
+        "replicas": 1,
+        "readyReplicas": 1,
+        "updatedReplicas": 1,
+        "ready": "1/3",
+        "selector": "pdserving.dev/pddeployment=qwen,pdserving.dev/role=decode",
+    }
+    assert status["url"] == "http://qwen-router.models.svc:80"
+    assert status["generation"] == wish().generation
+    assert status["observedGeneration"] == 4
+    assert status["engine"] == {"vllmVersion": "0.32", "nixlVersion": "", "connectorVersion": "0.1.0"}
+
+
+def test_no_pod_wanted_is_not_ready() -> None:
+    none = replace(DONE, wanted=0, replicas=0, ready=0, updated=0)
+    status = compute_status(wish(("spec.decode.replicas", 0)), seen(decode=none), (), NOW)
+    assert word(status, ConditionType.READY) == ("False", "ScaledToZero")
+    assert word(status, ConditionType.PROGRESSING) == ("False", "Complete")
+
+
+def test_replicas_of_an_autoscaler_are_what_is_wanted() -> None:
+    scaled = replace(DONE, wanted=3, replicas=3, ready=3, updated=3)
+    status = compute_status(wish(("spec.decode.scaling", "External")), seen(decode=scaled), (), NOW)
+    assert word(status, ConditionType.DECODE_READY) == ("True", "AllReady")
+    assert status.decode.ready == "3/3"
+
+
+# --- bad specs ----------------------------------------------------------------------------------
+
+
+PROBLEMS = (Problem("spec.decode.replicas", "must be 1 to 9, got 0"), Problem("spec.x", "unknown"))
+
+
+def test_a_bad_spec_lists_every_problem_and_leaves_what_serves_alone() -> None:
+    before = compute_status(wish(), seen(), (), NOW)
+    status = compute_status(PROBLEMS, seen(status=before.document()), (), LATER)
+    for kind in (ConditionType.READY, ConditionType.PROGRESSING):
+        assert word(status, kind) == ("False", "InvalidSpec")
+        assert all(str(problem) in message(status, kind) for problem in PROBLEMS)
+    for kind in (ConditionType.PREFILL_READY, ConditionType.DECODE_READY, ConditionType.ROUTER_READY):
+        assert word(status, kind) == ("True", "AllReady")
+    assert (status.generation, status.url, status.decode) == (before.generation, before.url, before.decode)
+    assert status.observed_generation == 4
+
+
+def test_a_bad_spec_at_first_sight() -> None:
+    status = compute_status(PROBLEMS, seen(None, None, None), (), NOW)
+    assert word(status, ConditionType.READY) == ("False", "InvalidSpec")
+    assert word(status, ConditionType.DECODE_READY) == ("False", "Creating")
+
+
+def test_messages_are_bounded() -> None:
+    many = [Problem(f"spec.field{n}", "x" * 100) for n in range(100)]
+    text = message(compute_status(many, seen(), (), NOW), ConditionType.READY)
+    assert len(text) == MESSAGE_LIMIT
+    assert text.startswith("spec.field0")
+
+
+# --- refused children ---------------------------------------------------------------------------
+
+
+def test_a_foreign_object_is_named_by_its_role_and_by_ready() -> None:
+    refusal = Refusal(Ref("Service", "models", "qwen-decode"), "decode", Reason.FOREIGN_OBJECT, "Service qwen-decode …")
+    status = compute_status(wish(), seen(), (refusal,), NOW)
+    assert word(status, ConditionType.DECODE_READY) == ("False", "ForeignObject")
+    assert word(status, ConditionType.PREFILL_READY) == ("True", "AllReady")
+    assert word(status, ConditionType.READY) == ("False", "ForeignObject")
+    assert word(status, ConditionType.PROGRESSING) == ("False", "ForeignObject")
+
+
+def test_a_refused_child_of_all_roles_makes_none_ready() -> None:
+    refusal = Refusal(Ref("NetworkPolicy", "models", "qwen-engines"), "", Reason.APPLY_REFUSED, "quota")
+    status = compute_status(wish(), seen(), (refusal,), NOW)
+    assert word(status, ConditionType.PREFILL_READY) == word(status, ConditionType.ROUTER_READY) == (
+        "False", "ApplyRefused",
+    )  # fmt: skip
+
+
+def test_the_worst_reason_speaks_for_ready() -> None:
+    pods = (pod("prefill", trouble=PENDING), pod("decode", trouble=LOOP))
+    status = compute_status(wish(), seen(STARTING, STARTING, pods=pods), (), NOW)
+    assert word(status, ConditionType.READY) == ("False", "CrashLooping")
+    assert PENDING.message in message(status, ConditionType.READY)
+
+
+# --- stuck rollouts -----------------------------------------------------------------------------
+
+
+def test_a_broken_pod_of_an_earlier_template_must_be_deleted_by_hand() -> None:
+    numbers = replace(REVISED, replicas=2, wanted=2, ready=1, updated=0)
+    broken = pod("decode", name="qwen-decode-1", trouble=LOOP, revision="r-bad")
+    status = compute_status(wish(("spec.decode.replicas", 2)), seen(decode=numbers, pods=(broken,)), (), NOW)
+    assert word(status, ConditionType.PROGRESSING) == ("False", "RolloutStuck")
+    assert "kubectl delete pod qwen-decode-1" in message(status, ConditionType.PROGRESSING)
+
+
+def test_a_router_rollout_past_its_deadline() -> None:
+    numbers = replace(DONE, replicas=2, ready=1, updated=1, deadline_passed=True)
+    status = compute_status(wish(), seen(router=numbers), (), NOW)
+    assert word(status, ConditionType.ROUTER_READY) == ("False", "RolloutStuck")
+
+
+# --- time ---------------------------------------------------------------------------------------
+
+
+def times(status: PDDeploymentStatus) -> dict[str, str]:
+    """When each condition changed."""
+    return {one.type: one.last_transition_time for one in status.conditions}
+
+
+def test_a_pass_that_finds_nothing_new_gives_the_very_same_status() -> None:
+    first = compute_status(wish(), seen(STARTING), (), NOW)
+    assert compute_status(wish(), seen(STARTING, status=first.document()), (), LATER) == first
+
+
+def test_only_a_changed_verdict_gets_a_new_time() -> None:
+    first = compute_status(wish(), seen(STARTING), (), NOW)
+    second = compute_status(wish(), seen(DONE, status=first.document()), (), LATER)
+    changed = {kind for kind, time in times(second).items() if time == LATER}
+    assert changed == {"Ready", "PrefillReady", "Progressing"}
+    third = compute_status(wish(), seen(None, status=first.document()), (), LATER)
+    assert word(third, ConditionType.PREFILL_READY) == ("False", "Creating")
+    assert times(third)["PrefillReady"] == NOW, "another reason is no transition"
+
+
+def test_a_status_that_cannot_be_read_counts_as_none() -> None:
+    assert previous_status({"status": {"conditions": "?"}}) == PDDeploymentStatus()
+    assert previous_status({"status": None}) == PDDeploymentStatus()
+
+
+# --- reuse --------------------------------------------------------------------------------------
+
+ROUTER = pod("router", name="r-0")
+SECOND = pod("router", name="r-1")
+GOOD = RouterAnswer(reuse=True, pairs=True, flow=Flow.FLOWING)
+REUSE_CASES: dict[str, tuple[tuple[Pod, ...], dict[str, RouterAnswer | None], tuple[str, str], tuple[str, str]]] = {
+    "flowing": ((ROUTER,), {"r-0": GOOD}, ("True", "ReuseOn"), ("True", "TokensPulled")),
+    "no turns": ((ROUTER,), {"r-0": replace(GOOD, flow=Flow.NO_TURNS)}, ("True", "ReuseOn"), ("Unknown", "NoTurnsYet")),
+    "starved": ((ROUTER,), {"r-0": replace(GOOD, flow=Flow.STARVED)}, ("True", "ReuseOn"), ("False", "NothingPulled")),
+    "one starves": ((ROUTER, SECOND), {"r-0": GOOD, "r-1": replace(GOOD, flow=Flow.STARVED)}, ("True", "ReuseOn"),
+                    ("False", "NothingPulled")),
+    "one is idle": ((ROUTER, SECOND), {"r-0": GOOD, "r-1": replace(GOOD, flow=Flow.NO_TURNS)}, ("True", "ReuseOn"),
+                    ("True", "TokensPulled")),
+    "no pair": ((ROUTER,), {"r-0": replace(GOOD, pairs=False)}, ("False", "NoPair"), ("True", "TokensPulled")),
+    "still off": ((ROUTER,), {"r-0": replace(GOOD, reuse=False)}, ("False", "ReuseOff"), ("True", "TokensPulled")),
+    "silent": ((ROUTER,), {"r-0": None}, ("Unknown", "RouterUnreachable"), ("Unknown", "RouterUnreachable")),
+    "one silent": ((ROUTER, SECOND), {"r-0": None, "r-1": GOOD}, ("True", "ReuseOn"), ("True", "TokensPulled")),
+    "not asked": ((ROUTER,), {}, ("Unknown", "RouterNotAsked"), ("Unknown", "RouterNotAsked")),
+    "not ready": ((replace(ROUTER, ready=False),), {"r-0": GOOD}, ("Unknown", "RouterNotReady"),
+                  ("Unknown", "RouterNotReady")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REUSE_CASES.values(), ids=REUSE_CASES.keys())
+def test_reuse(case: tuple[Any, Any, Any, Any]) -> None:
+    pods, routers, active, flowing = case
+    status = compute_status(wish(), seen(pods=pods, routers=routers), (), NOW)
+    assert word(status, ConditionType.BIDIRECTIONAL_ACTIVE) == active
+    assert word(status, ConditionType.TRANSFERS_FLOWING) == flowing
+    assert word(status, ConditionType.READY) == ("True", "AllReady"), "reuse is not readiness"
+
+
+def test_reuse_that_is_switched_off() -> None:
+    off = wish(("spec.kvTransfer.bidirectional", "Disabled"))
+    status = compute_status(off, seen(pods=(ROUTER,), routers={"r-0": GOOD}), (), NOW)
+    assert word(status, ConditionType.BIDIRECTIONAL_ACTIVE) == ("False", "Disabled")
+    assert word(status, ConditionType.TRANSFERS_FLOWING) == ("False", "Disabled")
