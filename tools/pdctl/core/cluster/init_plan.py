@@ -84,12 +84,23 @@ def kubelet_mounts(layout: Layout, node: int, size: Size, cgroups: str = "/sys/f
     ]
     for name in KUBELET_SYSCTLS:
         steps.append(run("mount", "--bind", str(sysctl_file(layout, node, name)), f"/proc/sys/{name}"))
-    if size.memory is not None:
-        steps.append(run("mount", "--bind", str(folder / "meminfo"), "/proc/meminfo"))
-    if size != Size():
-        steps.append(run("mount", "--bind", str(folder / "numa"), "/sys/devices/system/node"))
+    for name, target in shown_instead(size).items():
+        steps.append(run("mount", "--bind", str(folder / name), target))
     steps.append(run("mount", "--make-rshared", "/"))
     return steps
+
+
+def shown_instead(size: Size) -> dict[str, str]:
+    """What the kubelet shall see of the machine's size: path below the node's folder → path that it covers."""
+    covered = {}
+    if size.memory is not None:
+        covered["meminfo"] = "/proc/meminfo"
+    if size.huge_pages is not None:
+        covered["nr_hugepages"] = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
+    if size.cpus is not None:
+        covered["numa"] = "/sys/devices/system/node"
+        covered["cpus"] = "/sys/devices/system/cpu"
+    return covered
 
 
 def sysctl_file(layout: Layout, node: int, name: str) -> Path:

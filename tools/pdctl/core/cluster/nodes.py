@@ -130,22 +130,18 @@ def render_meminfo(meminfo: str, total_bytes: int) -> str:
     return re.sub(r"(?m)^MemTotal:.*$", f"MemTotal:       {total_bytes // 1024} kB", meminfo)
 
 
-def render_numa_tree(size: Size, cpus: int, memory: int) -> dict[str, str]:
-    """Files of a made-up /sys/devices/system/node with one NUMA node: relative path → content.
+def render_size(size: Size, meminfo: str) -> dict[str, str]:
+    """Files that make the kubelet believe a size: relative path → content. See `init_plan.shown_instead`.
 
-    ``cpus`` and ``memory`` (bytes) are the machine's own, used where ``size`` says nothing.
+    ``meminfo`` is the machine's own /proc/meminfo. With made-up CPUs there is no NUMA node and no CPU with a socket:
+    then the kubelet only counts CPUs. With a topology it would pin its pods to CPUs that don't exist.
     """
-    number = size.cpus or cpus
-    pages = (size.huge_pages or 0) // HUGE_PAGE_BYTES
-    files = {
-        "online": "0\n",
-        "node0/meminfo": f"Node 0 MemTotal:       {(size.memory or memory) // 1024} kB\n",
-        "node0/distance": "10\n",
-        "node0/cpulist": f"0-{number - 1}\n",
-        "node0/hugepages/hugepages-2048kB/nr_hugepages": f"{pages}\n",
-    }
-    for cpu in range(number):
-        files[f"node0/cpu{cpu}/topology/core_id"] = f"{cpu}\n"
-        files[f"node0/cpu{cpu}/topology/physical_package_id"] = "0\n"
-        files[f"node0/cpu{cpu}/online"] = "1\n"
+    files = {}
+    if size.memory is not None:
+        files["meminfo"] = render_meminfo(meminfo, size.memory)
+    if size.huge_pages is not None:
+        files["nr_hugepages"] = f"{size.huge_pages // HUGE_PAGE_BYTES}\n"
+    if size.cpus is not None:
+        files["numa/online"] = "\n"
+        files |= {f"cpus/cpu{cpu}/online": "1\n" for cpu in range(size.cpus)}
     return files

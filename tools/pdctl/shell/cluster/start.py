@@ -85,12 +85,8 @@ def _write_node_files(layout: Layout, programs: daemons.Programs, size: nodes.Si
     for name, value in init_plan.KUBELET_SYSCTLS.items():
         _write(init_plan.sysctl_file(layout, node, name), f"{value}\n")
     meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
-    if size.memory is not None:
-        _write(folder / "meminfo", nodes.render_meminfo(meminfo, size.memory))
-    if size != nodes.Size():
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        for path, content in nodes.render_numa_tree(size, os.cpu_count() or 1, memory).items():
-            _write(folder / "numa" / path, content)
+    for path, content in nodes.render_size(size, meminfo).items():
+        _write(folder / path, content)
 
 
 def _start_node(layout: Layout, wishes: Wishes, node: int, parts: tuple[daemons.Daemon, ...], listener: int) -> None:
