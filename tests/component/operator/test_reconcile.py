@@ -1,0 +1,234 @@
+"""Whole reconciles over a cluster in memory: what is created, healed and left alone, and how little is written."""
+
+from __future__ import annotations
+
+import pytest
+
+from pd_operator.core.observed_kinds import Ref
+from support.operator_bench import QWEN, Bench
+
+STATEFUL_SET = Ref("StatefulSet", "models", "qwen-decode")
+SERVICE = Ref("Service", "models", "qwen-decode")
+
+
+async def test_all_children_are_created_and_owned(bench: Bench) -> None:
+    raw = bench.create()
+    await bench.settle(await bench.operator())
+    children = {str(ref) for ref in bench.cluster.objects if ref != QWEN}
+    assert children >= {
+        "ServiceAccount qwen-router", "Role qwen-router", "RoleBinding qwen-router", "Service qwen-router",
+        "Service qwen-prefill", "Service qwen-decode", "StatefulSet qwen-prefill", "StatefulSet qwen-decode",
+        "Deployment qwen-router",
+    }  # fmt: skip
+    for ref, child in bench.cluster.objects.items():
+        if ref != QWEN:
+            assert [owner["uid"] for owner in child["metadata"]["ownerReferences"]] == [raw["metadata"]["uid"]]
+    assert bench.condition("Ready")["reason"] == "RollingOut"
+
+
+async def test_ready_when_pods_are_ready_and_one_event_tells_it(bench: Bench) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    bench.serve_all()
+    await bench.settle(operator)
+    assert bench.condition("Ready")["status"] == "True"
+    assert [event["reason"] for event in bench.cluster.events].count("AllReady") == 1
+
+
+async def test_nothing_is_written_when_nothing_changed(bench: Bench) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    bench.serve_all()
+    await bench.settle(operator)
+    bench.cluster.writes.clear()
+    bench.cluster.put(bench.cluster.objects[QWEN])
+    await operator.resync_once()
+    await bench.settle(operator)
+    await bench.settle(await bench.operator())
+    assert bench.cluster.writes == []
+
+
+async def test_a_deleted_child_comes_back(bench: Bench) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    bench.cluster.writes.clear()
+    bench.cluster.remove(SERVICE)
+    await bench.settle(operator)
+    assert bench.cluster.writes == [("apply", SERVICE)]
+    assert SERVICE in bench.cluster.objects
+
+
+async def test_an_edited_child_is_healed_once(bench: Bench) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    bench.cluster.writes.clear()
+    bench.cluster.edit(STATEFUL_SET, ("spec", "replicas"), 7)
+    await bench.settle(operator)
+    assert [write for write in bench.cluster.writes if write[0] == "apply"] == [("apply", STATEFUL_SET)]
+    assert bench.cluster.objects[STATEFUL_SET]["spec"]["replicas"] == 1
+
+
+async def test_a_label_removed_by_hand_comes_back_although_the_watch_loses_sight(bench: Bench) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    label = "pdserving.dev/pddeployment"
+    bench.cluster.edit(SERVICE, ("metadata", "labels", label), "")
+    await bench.settle(operator)
+    assert bench.cluster.objects[SERVICE]["metadata"]["labels"][label] == "qwen"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "touched"),
+    [
+        ("spec.decode.replicas", 2, {"StatefulSet qwen-decode"}),
+        ("spec.prefill.replicas", 0, {"StatefulSet qwen-prefill"}),
+        ("spec.router.replicas", 3, {"Deployment qwen-router"}),
+        ("spec.router.service.port", 8080, {"Service qwen-router"}),
+    ],
+)
+async def test_an_edit_touches_only_what_it_concerns(bench: Bench, path: str, value: int, touched: set[str]) -> None:
+    bench.create(("spec.decode.podDisruptionBudget", "Disabled"), ("spec.router.podDisruptionBudget", "Disabled"))
+    operator = await bench.operator()
+    await bench.settle(operator)
+    bench.cluster.writes.clear()
+    bench.change((path, value))
+    await bench.settle(operator)
+    assert {str(ref) for verb, ref in bench.cluster.writes if verb != "status" and verb != "event"} == touched
+    assert sum(verb == "apply" for verb, _ in bench.cluster.writes) == 1
+
+
+async def test_a_child_that_is_not_wanted_any_more_is_deleted(bench: Bench) -> None:
+    bench.create(("spec.router.replicas", 2))
+    operator = await bench.operator()
+    await bench.settle(operator)
+    budget = Ref("PodDisruptionBudget", "models", "qwen-router")
+    assert budget in bench.cluster.objects
+    bench.change(("spec.router.replicas", 1))
+    await bench.settle(operator)
+    assert budget not in bench.cluster.objects
+
+
+async def test_a_bad_edit_leaves_what_serves_alone(bench: Bench) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    bench.serve_all()
+    await bench.settle(operator)
+    before = {str(ref): raw for ref, raw in bench.cluster.objects.items() if ref != QWEN}
+    bench.change(("spec.decode.tensorParallelSize", 3), ("spec.kvTransfer.routerTTLSeconds", 10_000))
+    await bench.settle(operator)
+    assert {str(ref): raw for ref, raw in bench.cluster.objects.items() if ref != QWEN} == before
+    assert bench.condition("Ready")["reason"] == "InvalidSpec"
+    assert bench.condition("DecodeReady")["status"] == "True"
+    assert "spec.kvTransfer.routerTTLSeconds" in bench.condition("Ready")["message"]
+    bench.change(("spec.decode.tensorParallelSize", 1), ("spec.kvTransfer.routerTTLSeconds", 400))
+    await bench.settle(operator)
+    assert bench.condition("Ready")["reason"] != "InvalidSpec"
+
+
+async def test_one_bad_object_does_not_keep_the_others(bench: Bench) -> None:
+    bench.create(("spec.kvTransfer.backend", "UCX"), name="bad")
+    bench.create()
+    await bench.settle(await bench.operator())
+    assert bench.condition("Ready", "bad")["reason"] == "InvalidSpec"
+    assert STATEFUL_SET in bench.cluster.objects
+    assert Ref("StatefulSet", "models", "bad-decode") not in bench.cluster.objects
+
+
+@pytest.mark.parametrize("labels", [{}, {"pdserving.dev/pddeployment": "qwen"}], ids=["plain", "with our label"])
+async def test_a_foreign_object_stays_and_the_rest_is_made(bench: Bench, labels: dict[str, str]) -> None:
+    metadata = {"name": "qwen-decode", "namespace": "models", "labels": labels}
+    bench.cluster.put({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"mine": True}})
+    bench.create()
+    operator = await bench.operator()
+    await bench.work(operator, 5)
+    assert bench.cluster.objects[SERVICE]["spec"] == {"mine": True}
+    assert bench.condition("DecodeReady")["reason"] == "ForeignObject"
+    assert STATEFUL_SET in bench.cluster.objects
+    writes = len(bench.cluster.writes)
+    await bench.work(operator, 3)
+    assert len(bench.cluster.writes) == writes, "looking again is no reason to write"
+    bench.cluster.remove(SERVICE)
+    await bench.settle(operator)
+    assert bench.cluster.objects[SERVICE]["spec"]["clusterIP"] == "None"
+
+
+async def test_deleted_and_created_again_under_the_same_name(bench: Bench) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    bench.cluster.remove(QWEN, collect=False)
+    bench.create()
+    await bench.work(operator, 3)
+    assert bench.condition("Ready")["reason"] == "WaitingForCleanup"
+    bench.cluster.collect_garbage()
+    await bench.settle(operator)
+    owners = {raw["metadata"]["ownerReferences"][0]["uid"] for ref, raw in bench.cluster.objects.items() if ref != QWEN}
+    assert owners == {bench.cluster.objects[QWEN]["metadata"]["uid"]}
+
+
+async def test_an_object_in_deletion_gets_no_children_back(bench: Bench) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    bench.cluster.edit(STATEFUL_SET, ("spec", "replicas"), 7)
+    bench.cluster.objects[QWEN]["metadata"]["deletionTimestamp"] = "2026-11-30T10:00:00Z"
+    bench.cluster.put(bench.cluster.objects[QWEN])
+    bench.cluster.writes.clear()
+    await bench.settle(operator)
+    assert bench.cluster.writes == []
+
+
+async def test_changes_made_while_no_operator_ran_are_picked_up(bench: Bench) -> None:
+    bench.create()
+    first = await bench.operator()
+    await bench.settle(first)
+    bench.stop(first)
+    bench.change(("spec.decode.replicas", 2))
+    bench.cluster.remove(SERVICE)
+    await bench.settle(await bench.operator())
+    assert bench.cluster.objects[STATEFUL_SET]["spec"]["replicas"] == 2
+    assert SERVICE in bench.cluster.objects
+
+
+async def test_a_deletion_that_no_watch_told_is_found_by_the_complete_look(bench: Bench) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    bench.stop(operator)
+    bench.cluster.remove(SERVICE)
+    assert len(operator.wakeups) == 0
+    await operator.resync_once()
+    await bench.settle(operator)
+    assert SERVICE in bench.cluster.objects
+
+
+async def test_replicas_of_an_autoscaled_role_are_left_alone(bench: Bench) -> None:
+    bench.create(("spec.decode.scaling", "External"))
+    operator = await bench.operator()
+    await bench.settle(operator)
+    raw = bench.cluster.objects[STATEFUL_SET]
+    bench.cluster.put({**raw, "spec": {**raw["spec"], "replicas": 5}})
+    await bench.settle(operator)
+    bench.change(("spec.engine.maxNumSeqs", 16))
+    await bench.settle(operator)
+    assert bench.cluster.objects[STATEFUL_SET]["spec"]["replicas"] == 5
+
+
+async def test_an_orphaned_pods_successor_adopts_them(bench: Bench) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    raw = bench.cluster.objects[STATEFUL_SET]
+    hashed = {**raw["metadata"], "annotations": {"pdserving.dev/rendered-hash": "of an older release"}}
+    bench.cluster.put({**raw, "metadata": hashed, "spec": {**raw["spec"], "podManagementPolicy": "OrderedReady"}})
+    bench.cluster.writes.clear()
+    await bench.settle(operator)
+    verbs = [verb for verb, ref in bench.cluster.writes if ref == STATEFUL_SET]
+    assert verbs == ["orphan", "apply"]
+    assert bench.cluster.objects[STATEFUL_SET]["spec"]["podManagementPolicy"] == "Parallel"

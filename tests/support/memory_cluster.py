@@ -1,0 +1,274 @@
+"""A Kubernetes API in memory, behind the operator's own narrow port: enough to run reconciles in microseconds.
+
+It has what a reconcile relies on: server-side apply with ownership of fields, preconditions, resource versions that
+move only when something changed, and garbage collection by owner. Defaults, schemas, workload controllers and all else
+are left to the tests that run against a real API server. It counts calls and writes.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from pd_operator.core.observed import MANAGER
+from pd_operator.core.observed_kinds import DEPLOYMENTS, EVENTS, Kind, Ref, kind_named
+from pd_operator.shell.api import ApiError
+
+_ITEM_KEYS: Final = (("name",), ("uid",), ("containerPort", "protocol"), ("port", "protocol"))
+_NOT_OWNED: Final = ("apiVersion", "kind")
+
+Listener = Callable[[Kind, dict[str, Any], bool], None]
+
+
+class MemoryCluster:
+    """`ClusterApi` without a server."""
+
+    def __init__(self) -> None:
+        self.objects: dict[Ref, dict[str, Any]] = {}
+        self.events: list[dict[str, Any]] = []
+        self.calls: list[tuple[str, Ref]] = []
+        self.writes: list[tuple[str, Ref]] = []
+        """Calls that may change something, whether they did or not."""
+        self.listeners: list[Listener] = []
+        self._version = itertools.count(100)
+        self._uid = itertools.count(1)
+
+    # --- what users, controllers and kubelets do -------------------------------------------------
+
+    def put(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """Create or replace an object as somebody else would, without any notice to ownership but the spec's."""
+        new = copy.deepcopy(dict(raw))
+        ref = _ref(new)
+        old = self.objects.get(ref)
+        metadata = new["metadata"]
+        metadata["uid"] = old["metadata"]["uid"] if old else f"uid-{next(self._uid)}"
+        changed = old is None or old.get("spec") != new.get("spec")
+        metadata["generation"] = (old["metadata"]["generation"] if old else 0) + int(changed)
+        if old is not None:
+            metadata.setdefault("managedFields", old["metadata"].get("managedFields", []))
+        if old is not None and "status" in old:
+            new.setdefault("status", old["status"])
+        return self._store(ref, new)
+
+    def edit(self, ref: Ref, path: tuple[str, ...], value: Any) -> None:
+        """Change one field by hand: the editor becomes its owner, as on a real server."""
+        new = copy.deepcopy(self.objects[ref])
+        here = new
+        for part in path[:-1]:
+            here = here[part]
+        here[path[-1]] = value
+        record = _own_record(new)
+        for part in path[:-1]:
+            record = record[f"f:{part}"]
+            record.setdefault(".", {})
+        record.pop(f"f:{path[-1]}", None)
+        self._store(ref, new)
+
+    def remove(self, ref: Ref, *, collect: bool = True) -> None:
+        """Delete an object, and in the background everything that it owns."""
+        gone = self.objects.pop(ref)
+        gone["metadata"]["resourceVersion"] = str(next(self._version))
+        self._tell(ref, gone, True)
+        if collect:
+            self.collect_garbage()
+
+    def collect_garbage(self) -> None:
+        """Remove every object whose owner does not exist any more."""
+        uids = {raw["metadata"]["uid"] for raw in self.objects.values()}
+        for ref, raw in list(self.objects.items()):
+            owners = raw["metadata"].get("ownerReferences", [])
+            if owners and not any(owner["uid"] in uids for owner in owners) and ref in self.objects:
+                self.remove(ref)
+
+    def set_status(self, ref: Ref, status: Mapping[str, Any]) -> None:
+        """Report a status as a controller would."""
+        raw = copy.deepcopy(self.objects[ref])
+        raw["status"] = dict(status)
+        self._store(ref, raw)
+
+    def serve(self, ref: Ref) -> None:
+        """A workload as its controller leaves it when all of its pods are ready."""
+        raw = self.objects[ref]
+        count = raw["spec"].get("replicas", 1)
+        counts = {"replicas": count, "readyReplicas": count, "updatedReplicas": count}
+        revisions = {"currentRevision": "r1", "updateRevision": "r1"}
+        self.set_status(ref, {"observedGeneration": raw["metadata"]["generation"], **counts, **revisions})
+
+    def state(self) -> dict[str, Any]:
+        """What exists, without what may differ between two ways to the same end."""
+        return {str(ref): _comparable(raw) for ref, raw in sorted(self.objects.items())}
+
+    # --- the port --------------------------------------------------------------------------------
+
+    async def get(self, ref: Ref) -> Mapping[str, Any] | None:
+        """See ClusterApi."""
+        self.calls.append(("get", ref))
+        return copy.deepcopy(self.objects.get(ref))
+
+    async def list(self, kind: Kind, namespace: str | None, label_selector: str) -> tuple[list[Mapping[str, Any]], int]:
+        """See ClusterApi."""
+        self.calls.append(("list", Ref(kind.name, namespace or "", "")))
+        found = [
+            copy.deepcopy(raw)
+            for ref, raw in self.objects.items()
+            if ref.kind == kind.name and namespace in (None, ref.namespace) and _selects(label_selector, raw)
+        ]
+        return list[Mapping[str, Any]](found), next(self._version)
+
+    async def apply(self, manifest: Mapping[str, Any], uid: str | None) -> Mapping[str, Any]:
+        """See ClusterApi."""
+        ref = _ref(manifest)
+        self._write("apply", ref)
+        old = self.objects.get(ref)
+        if uid is not None and (old is None or old["metadata"]["uid"] != uid):
+            raise ApiError(409, "Conflict", "uid mismatch")
+        if uid is None and old is not None and _own_entry(old) is None:
+            raise ApiError(409, "Conflict", "Apply failed with conflicts")
+        new = _merged(old or {}, manifest)
+        metadata = new["metadata"]
+        metadata.setdefault("uid", f"uid-{next(self._uid)}")
+        entry = {"manager": MANAGER, "operation": "Apply", "fieldsV1": _record(_owned_part(manifest))}
+        metadata["managedFields"] = [entry]
+        changed = old is None or old.get("spec") != new.get("spec")
+        metadata["generation"] = metadata.get("generation", 0) + int(changed)
+        if old is not None and _without_generation(old) == _without_generation(new) and not changed:
+            return copy.deepcopy(old)
+        return copy.deepcopy(self._store(ref, new))
+
+    async def apply_status(self, ref: Ref, uid: str, status: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See ClusterApi."""
+        self._write("status", ref)
+        old = self.objects.get(ref)
+        if old is None or old["metadata"]["uid"] != uid:
+            raise ApiError(404, "NotFound", "gone")
+        new = {**copy.deepcopy(old), "status": copy.deepcopy(dict(status))}
+        return copy.deepcopy(old if new == old else self._store(ref, new))
+
+    async def delete(self, ref: Ref, uid: str, *, orphan: bool) -> None:
+        """See ClusterApi."""
+        self._write("orphan" if orphan else "delete", ref)
+        old = self.objects.get(ref)
+        if old is None:
+            return
+        if old["metadata"]["uid"] != uid:
+            raise ApiError(409, "Conflict", "uid mismatch")
+        self.remove(ref)
+
+    async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
+        """See ClusterApi."""
+        self._write("event", Ref(EVENTS.name, namespace, event["reason"]))
+        self.events.append(dict(event))
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _write(self, verb: str, ref: Ref) -> None:
+        self.calls.append((verb, ref))
+        self.writes.append((verb, ref))
+
+    def _store(self, ref: Ref, raw: dict[str, Any]) -> dict[str, Any]:
+        raw["metadata"]["resourceVersion"] = str(next(self._version))
+        self.objects[ref] = raw
+        self._tell(ref, raw, False)
+        return raw
+
+    def _tell(self, ref: Ref, raw: dict[str, Any], gone: bool) -> None:
+        for listener in self.listeners:
+            listener(kind_named(ref.kind), copy.deepcopy(raw), gone)
+
+
+def _ref(raw: Mapping[str, Any]) -> Ref:
+    return Ref(raw["kind"], raw["metadata"]["namespace"], raw["metadata"]["name"])
+
+
+def _selects(selector: str, raw: Mapping[str, Any]) -> bool:
+    labels = raw["metadata"].get("labels", {})
+    for term in filter(None, selector.split(",")):
+        key, equals, value = term.partition("=")
+        if key not in labels or (equals and labels[key] != value):
+            return False
+    return True
+
+
+def _merged(old: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Apply: what we set is set, what we set before and do not any more is removed, the rest stays."""
+    kept = _without(old, _own_entry(old) or {}) if old else {}
+    return _overlay(kept, manifest)
+
+
+def _overlay(below: Any, above: Any) -> Any:
+    if not isinstance(below, dict) or not isinstance(above, Mapping):
+        return copy.deepcopy(above)
+    result = copy.deepcopy(below)
+    for key, value in above.items():
+        result[key] = _overlay(result.get(key), value)
+    return result
+
+
+def _without(value: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for key, item in value.items():
+        entry = record.get(f"f:{key}")
+        if entry is None:
+            kept[key] = copy.deepcopy(item)
+        elif isinstance(item, Mapping) and entry:
+            kept[key] = _without(item, entry)
+    return kept
+
+
+def _own_entry(raw: Mapping[str, Any]) -> dict[str, Any] | None:
+    for entry in raw["metadata"].get("managedFields", []):
+        if entry["manager"] == MANAGER:
+            fields = entry["fieldsV1"]
+            assert isinstance(fields, dict)
+            return fields
+    return None
+
+
+def _own_record(raw: Mapping[str, Any]) -> dict[str, Any]:
+    record = _own_entry(raw)
+    assert record is not None, "the object was never applied"
+    return record
+
+
+def _owned_part(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    body = {key: value for key, value in manifest.items() if key not in _NOT_OWNED}
+    metadata = {key: value for key, value in body["metadata"].items() if key not in ("name", "namespace", "uid")}
+    return {**body, "metadata": metadata}
+
+
+def _record(value: Any) -> dict[str, Any]:
+    """The ownership record of an applied value."""
+    if isinstance(value, Mapping):
+        return {f"f:{key}": _record(item) for key, item in value.items()}
+    if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+        keys = next((keys for keys in _ITEM_KEYS if all(keys[0] in item for item in value)), None)
+        if keys is not None:
+            return dict(_items(value, keys))
+    return {}
+
+
+def _items(value: list[Mapping[str, Any]], keys: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for item in value:
+        names = {key: item.get(key, "TCP") for key in keys}
+        yield f"k:{json.dumps(names, separators=(',', ':'))}", {".": {}, **_record(item)}
+
+
+def _without_generation(raw: Mapping[str, Any]) -> dict[str, Any]:
+    left_out = ("generation", "resourceVersion")
+    return {**raw, "metadata": {key: value for key, value in raw["metadata"].items() if key not in left_out}}
+
+
+def _comparable(raw: Mapping[str, Any]) -> Any:
+    left_out = ("uid", "resourceVersion", "generation", "managedFields", "ownerReferences")
+    metadata = {key: value for key, value in raw["metadata"].items() if key not in left_out}
+    metadata["owners"] = [owner["name"] for owner in raw["metadata"].get("ownerReferences", [])]
+    value = {**raw, "metadata": metadata}
+    if raw["kind"] == DEPLOYMENTS.name:
+        status = copy.deepcopy(raw.get("status", {}))
+        for condition in status.get("conditions", []):
+            del condition["lastTransitionTime"]
+        value["status"] = status
+    return value
