@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from pd_operator.core.cel import Rule
+
 Schema = dict[str, Any]
-Rule = dict[str, str]
 Rules = Callable[[str, Schema], list[Rule]]
 """Name of a model, its schema → `x-kubernetes-validations` of every object of that model."""
 
@@ -148,7 +149,8 @@ def _map_values(node: Schema, path: str) -> Schema:
 
 def _int_or_string(node: Schema) -> Schema:
     kept = {key: value for key, value in node.items() if key in KEPT and key not in ("type", "anyOf", "default")}
-    return {**kept, "anyOf": [{"type": "integer"}, {"type": "string"}]}
+    # Numbers of the same kind as the texts that the pattern lets through.
+    return {**kept, "minimum": 0, "anyOf": [{"type": "integer"}, {"type": "string"}]}
 
 
 def _keyed_by_name(entry: Schema) -> bool:

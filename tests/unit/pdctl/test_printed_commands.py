@@ -22,6 +22,8 @@ from support.pddeployments import EXAMPLES, deployment, example
 
 HOSTS = {
     "PREFILL_HOST": "10.0.0.1",
+    "PREFILL_HOST_0": "10.0.0.5",
+    "PREFILL_HOST_1": "10.0.0.6",
     "DECODE_HOST": "10.0.0.2",
     "DECODE_HOST_0": "10.0.0.3",
     "DECODE_HOST_1": "10.0.0.4",
