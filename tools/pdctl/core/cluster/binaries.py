@@ -54,6 +54,7 @@ BINARIES: Final = (
     _kubernetes("kubelet"),
     _kubernetes("kube-proxy"),
     Binary("devplugin", "kubernetes", "./devplugin"),
+    Binary("dns", "dns", "."),
     Binary("helm", "helm", "helm.sh/helm/v3/cmd/helm", (f"helm.sh/helm/v3/internal/version.version=v{HELM_VERSION}",)),
 )
 """In build order: the small ones first, then the API server, which compiles most of what the others share."""

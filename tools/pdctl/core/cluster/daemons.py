@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from pdctl.core.cluster.layout import (
     API_SERVICE_IP,
+    CLUSTER_DOMAIN,
     DEVICE_SOCKET,
     RUNTIME_SOCKET,
     SERVICE_CIDR,
@@ -201,6 +202,12 @@ def worker(layout: Layout, programs: Programs, node: int, devices: Mapping[str, 
         wanted = (f"{resource}={count}" for resource, count in sorted(devices.items()))
         daemons.append(Daemon("devplugin", (programs.path("devplugin"), *wanted), after_socket=DEVICE_SOCKET))
     return tuple(daemons)
+
+
+def name_server(layout: Layout, programs: Programs, port: int) -> Daemon:
+    """Names of Services and of StatefulSets' pods. It reads what kube-proxy reads, and so uses its identity."""
+    kubeconfig = str(layout.pki / "kube-proxy.kubeconfig")
+    return Daemon("dns", (programs.path("dns"), kubeconfig, f"{node_ip(0)}:53", CLUSTER_DOMAIN), after_port=port)
 
 
 def forwarder(programs: Programs, listener: int, api_port: int) -> Daemon:

@@ -23,7 +23,7 @@ from pdctl.core.cluster.audit import AuditEvent, parse_events
 from pdctl.core.cluster.layout import DEFAULT_NAME, PREFIX, node_name
 from pdctl.shell.cluster import network
 from pdctl.shell.cluster.api import Api
-from pdctl.shell.cluster.build import build_programs, programs_folder
+from pdctl.shell.cluster.build import build_programs
 from pdctl.shell.cluster.cgroups import clusters_with_cgroups, leftover_cgroups, remove_cgroups
 from pdctl.shell.cluster.images import import_archive, pack_development_images, pack_pause
 from pdctl.shell.cluster.machine import require
@@ -114,8 +114,7 @@ class EmbeddedCluster:
     def _keep_running_one(self) -> bool:
         if not self.is_up:
             return False
-        record = json.loads(self.layout.record.read_text(encoding="utf-8"))
-        if record["wishes"] != json.loads(json.dumps(self.wishes.as_json())):
+        if self._record()["wishes"] != json.loads(json.dumps(self.wishes.as_json())):
             raise ClusterError(f"a cluster {self.name} with other settings is up; take it down first")
         self._say(f"cluster {self.name} is up already")
         return True
@@ -209,7 +208,7 @@ class EmbeddedCluster:
             **os.environ,
             "KUBECONFIG": str(self.kubeconfig),
             "KUBECACHEDIR": str(self.layout.state / "kube-cache"),
-            "PATH": f"{programs_folder()}:{os.environ.get('PATH', '')}",
+            "PATH": f"{self._record()['programs']}:{os.environ.get('PATH', '')}",
         }
 
     def inside(self, argv: Sequence[str]) -> list[str]:
@@ -245,10 +244,12 @@ class EmbeddedCluster:
 
     def load_image(self, archive: Path) -> None:
         """Give an OCI or Docker archive to every node."""
+        if self._record()["wishes"]["light"]:
+            raise ClusterError(f"cluster {self.name} is light: it has no node that could take images")
         for netns in network.namespaces_of(self.name):
             init = network.init_of(netns)
-            if self._is_light() or init is None:
-                raise ClusterError(f"cluster {self.name} has no nodes that could take images")
+            if init is None:
+                raise ClusterError(f"{netns}: the node is gone")
             import_archive(init, archive)
 
     def audit_position(self) -> int:
@@ -284,7 +285,7 @@ class EmbeddedCluster:
         """What there is, for people and programs; `state` is up, broken or absent."""
         if not self.is_up:
             return {"name": self.name, "state": "broken" if self.leftovers() else "absent"}
-        record = json.loads(self.layout.record.read_text(encoding="utf-8"))
+        record = self._record()
         return {
             "name": self.name,
             "state": "up",
@@ -298,8 +299,12 @@ class EmbeddedCluster:
             "ended_daemons": self._ended(),
         }
 
-    def _is_light(self) -> bool:
-        return bool(json.loads((self.layout.state / "wishes.json").read_text(encoding="utf-8"))["light"])
+    def _record(self) -> dict[str, Any]:
+        try:
+            record: dict[str, Any] = json.loads(self.layout.record.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ClusterError(f"cluster {self.name} is not up") from error
+        return record
 
     def _ended(self) -> list[str]:
         found = []

@@ -13,6 +13,7 @@ from pdctl.core.cluster.images import Host, development_images, outermost, pause
 from pdctl.core.cluster.layout import RUNTIME_SOCKET
 from pdctl.core.cluster.oci import pack_archive
 from pdctl.shell.cluster.places import ASSETS, ClusterError
+from pdctl.shell.model_maker import default_cache
 
 ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 SYSTEM_FILES: Final = ("/usr", "/etc/alternatives", "/etc/ld.so.cache", "/etc/ssl", "/etc/ca-certificates")
@@ -27,7 +28,9 @@ def host_architecture() -> str:
 
 
 def observe_host(extra: tuple[str, ...] = ()) -> Host:
-    """What containers need of this machine: the system, this Python with its packages, our sources, ``extra`` paths."""
+    """What containers need of this machine: the system, this Python with its packages, our sources, the cache of small
+    models, and ``extra`` paths.
+    """
     mounts = [path for path in SYSTEM_FILES if Path(path).exists()]
     links = {}
     for name in ROOT_NAMES:
@@ -39,7 +42,10 @@ def observe_host(extra: tuple[str, ...] = ()) -> Host:
     python = Path(sys.executable).resolve()
     mounts += [sys.prefix, sys.base_prefix, str(python.parent.parent)]
     mounts += [str(_package_folder(name).parent) for name in PACKAGES]
-    mounts += [str(Path(path).resolve(strict=True)) for path in extra]
+    # Made now, so that a model which is made while the cluster is up is seen, too.
+    models = default_cache()
+    models.mkdir(parents=True, exist_ok=True)
+    mounts += [str(models), *(str(Path(path).resolve(strict=True)) for path in extra)]
     return Host(outermost(mounts), links, str(Path(sys.prefix) / "bin"), host_architecture())
 
 

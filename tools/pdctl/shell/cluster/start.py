@@ -45,7 +45,7 @@ def start(layout: Layout, wishes: Wishes, folder: Path) -> int:
         listener.bind((LOOPBACK, 0))
         listener.listen(256)
         port: int = listener.getsockname()[1]
-        _write_shared_files(layout, wishes, port)
+        _write_shared_files(layout)
         count = 0 if wishes.light else wishes.nodes.count
         pki.make_certificates(layout, count, f"https://{LOOPBACK}:{port}")
         if wishes.light:
@@ -58,6 +58,8 @@ def start(layout: Layout, wishes: Wishes, folder: Path) -> int:
             *daemons.control_plane(layout, programs, settings),
             daemons.forwarder(programs, listener.fileno(), port),
         )
+        if not wishes.light:
+            control = (*control, daemons.name_server(layout, programs, port))
         for node in range(max(count, 1)):
             parts = control if node == 0 else ()
             if not wishes.light:
@@ -67,13 +69,12 @@ def start(layout: Layout, wishes: Wishes, folder: Path) -> int:
     return port
 
 
-def _write_shared_files(layout: Layout, wishes: Wishes, port: int) -> None:
+def _write_shared_files(layout: Layout) -> None:
     layout.logs.mkdir(parents=True, exist_ok=True)
     _write(layout.audit_policy, config.audit_policy())
     # A pod with dnsPolicy Default gets this: no resolver.
     _write(layout.state / "resolv.conf", "")
     _write(layout.state / "node-resolv.conf", config.node_resolv_conf())
-    _write(layout.state / "wishes.json", json.dumps({**wishes.as_json(), "api_port": port}, indent=1))
 
 
 def _write_node_files(layout: Layout, programs: daemons.Programs, size: nodes.Size, node: int) -> None:
