@@ -19,7 +19,8 @@ CONDITIONS_LIMIT: Final = 16
 TIME: Final[dict[str, Any]] = {"format": "date-time"}
 
 Count = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
-Generation = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
+# As JSON numbers are read: an API server refuses a status whose schema has a bound that doubles can't hold.
+Generation = Annotated[int, Field(strict=True, ge=0, le=2**53 - 1, json_schema_extra={"format": "int64"})]
 
 
 class ConditionStatus(StrEnum):
