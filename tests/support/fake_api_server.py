@@ -19,6 +19,7 @@ from typing import Any
 from aiohttp import web
 
 Pod = dict[str, Any]
+BOOKMARK_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class FakeApiServer:
 
     def __init__(self, token: str = "canary-token", tls: ssl.SSLContext | None = None) -> None:
         self.token = token
-        self.bookmark_seconds = 0.2
+        self.bookmark_seconds = BOOKMARK_SECONDS
         self.asked: list[Asked] = []
         self.pods: dict[str, Pod] = {}
         self.version = 1000
@@ -65,7 +66,9 @@ class FakeApiServer:
 
     # -- process ---------------------------------------------------------------------------------
     async def start(self) -> None:
-        """Listen, on the same port as before."""
+        """Listen, on the same port as before. Harmless when it does already."""
+        if self._runner is not None:
+            return
         app = web.Application()
         app.router.add_get("/api/v1/namespaces/{namespace}/pods", self._serve)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.05, handler_cancellation=True)
@@ -132,6 +135,13 @@ class FakeApiServer:
             watch.lines.put_nowait(_line(kind, pod))
 
     # -- faults ----------------------------------------------------------------------------------
+    def calm(self) -> None:
+        """Plan no faults, and break off watches that were silenced."""
+        self.bookmark_seconds = BOOKMARK_SECONDS
+        self._refusals.clear()
+        if any(watch.silent for watch in self._watches):
+            self.drop()
+
     def refuse(self, verb: str, status: int, times: int = 1, **headers: str) -> None:
         """Answer the next lists or watches with an error."""
         self._refusals.append(_Refusal(verb, status, times, headers))

@@ -50,8 +50,8 @@ class RouterProcess:
         flags: Mapping[str, str] | None = None,
         repeated: Sequence[str] = (),
     ) -> None:
-        """``flags`` override `FLAGS`; ``repeated`` is appended as it is."""
-        self._engines = ["--prefill", *prefill, "--decode", *decode]
+        """``flags`` override `FLAGS`; ``repeated`` is appended as it is: without engines, where to find them."""
+        self._engines = ["--prefill", *prefill, "--decode", *decode] if prefill or decode else []
         self._flags = {**FLAGS, **(flags or {})}
         self._repeated = list(repeated)
         self._log: IO[bytes] | None = None

@@ -26,7 +26,7 @@ class Member:
     """One engine. `key` is stable for as long as the address is; `incarnation` counts its processes.
 
     `answers`: it could be reached the last time that somebody tried. `admitted`: discovery says that it may have work.
-    `ready`: both. `draining`: it ends what it has and takes no new turn.
+    `ready`: both, or it answers while it drains. `draining`: it ends what it has and takes no new turn.
     """
 
     key: str
@@ -140,7 +140,8 @@ class Fleet:
         self._settle(member)
 
     def _settle(self, member: Member) -> None:
-        ready = member.answers and member.admitted
+        # A pod that is being deleted stops being Ready; it takes no turn for another reason, and that one is told.
+        ready = member.answers and (member.admitted or member.draining)
         if ready != member.ready:
             member.ready = ready
             self._metrics.engine_ready.labels(member.role, member.key).set(1 if ready else 0)
