@@ -176,12 +176,13 @@ def _engine(deployment: PDDeployment, role: Role) -> dict[str, Any]:
             "failureThreshold": 6,
         },
         "livenessProbe": {**health, "periodSeconds": 60, "timeoutSeconds": 30, "failureThreshold": 5},
-        "lifecycle": _lifecycle(pre_stop_seconds(deployment, role)),
+        **_lifecycle(pre_stop_seconds(deployment, role)),
     }
 
 
 def _lifecycle(seconds: int) -> dict[str, Any]:
-    return {"preStop": {"sleep": {"seconds": seconds}}} if seconds else {}
+    # The kubelet's own sleep: the image need not have one.
+    return {"lifecycle": {"preStop": {"sleep": {"seconds": seconds}}}} if seconds else {}
 
 
 def _container(deployment: PDDeployment, role: Role, name: str) -> dict[str, Any]:

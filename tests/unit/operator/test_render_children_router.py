@@ -1,0 +1,131 @@
+"""The router's pods: restricted, drained before they end, with room for their handles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pd_operator.core.render_children import RenderContext, render_children
+from support.pddeployments import deployment, flag_table
+
+Edit = tuple[str, Any]
+
+IMAGE: Edit = ("spec.engine.image", "r.example/vllm:v0.32.0")
+CONTEXT = RenderContext(
+    "uid-1", "r.example/pd-router:1", "r.example/pd-connector:1", "IfNotPresent", ("operators-pull",)
+)
+
+
+def spec_of(*edits: Edit) -> dict[str, Any]:
+    [found] = [child for child in render_children(deployment(IMAGE, *edits), CONTEXT) if child["kind"] == "Deployment"]
+    spec = found["spec"]
+    assert isinstance(spec, dict)
+    return spec
+
+
+def pod(*edits: Edit) -> dict[str, Any]:
+    found = spec_of(*edits)["template"]["spec"]
+    assert isinstance(found, dict)
+    return found
+
+
+def container(*edits: Edit) -> dict[str, Any]:
+    [found] = pod(*edits)["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_it_finds_the_engines_itself() -> None:
+    flags = flag_table(tuple(container()["command"]))
+    assert container()["command"][0] == "pd-router"
+    assert flags["--listen"] == ["0.0.0.0:8000"]
+    assert flags["--admin"] == ["0.0.0.0:9000"]
+    assert flags["--discover-kubernetes"] == ["default/qwen"]
+    assert not {"--prefill", "--decode", "--generation"} & flags.keys()
+
+
+def test_ports_and_probes() -> None:
+    router = container()
+    assert [(port["name"], port["containerPort"]) for port in router["ports"]] == [("http", 8000), ("admin", 9000)]
+    assert router["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "admin"}
+    assert router["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "admin"}
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert router[probe]["timeoutSeconds"] > 1, "a busy router answers late"
+
+
+def test_it_passes_the_restricted_standard() -> None:
+    assert pod()["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert container()["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod().keys()
+    assert all("emptyDir" in volume for volume in pod()["volumes"])
+    assert container()["volumeMounts"] == [{"name": "tmp", "mountPath": "/tmp"}]
+
+
+def test_its_token_is_its_own() -> None:
+    assert pod()["serviceAccountName"] == "qwen-router"
+    assert pod()["automountServiceAccountToken"] is True
+    assert pod()["enableServiceLinks"] is False
+
+
+@pytest.mark.parametrize("drain", [1, 120, 3600])
+def test_grace_covers_the_sleep_and_the_drain(drain: int) -> None:
+    found = pod(("spec.router.timeouts.drainSeconds", drain))
+    sleep = found["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert found["terminationGracePeriodSeconds"] > sleep + drain
+
+
+def test_an_update_never_takes_a_router_away_first() -> None:
+    assert spec_of(("spec.router.replicas", 3))["replicas"] == 3
+    assert spec_of()["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+
+
+def test_routers_prefer_different_hosts() -> None:
+    [term] = pod()["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert term["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    assert "requiredDuringSchedulingIgnoredDuringExecution" not in pod()["affinity"]["podAntiAffinity"]
+
+
+def test_routers_do_not_ask_for_the_engines_nodes() -> None:
+    assert not {"nodeSelector", "tolerations"} & pod().keys()
+
+
+@pytest.mark.parametrize(
+    ("edits", "resources"),
+    [
+        ([], {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "1024Mi"}}),
+        ([("spec.router.handleStore.maxBytes", 1 << 30)],
+         {"requests": {"cpu": "250m", "memory": "1280Mi"}, "limits": {"memory": "2560Mi"}}),
+        ([("spec.router.resources", {"requests": {"cpu": 2}, "limits": {"cpu": 4}})],
+         {"requests": {"cpu": "2", "memory": "512Mi"}, "limits": {"cpu": "4", "memory": "1024Mi"}}),
+    ],
+)  # fmt: skip
+def test_memory_follows_the_store(edits: list[Edit], resources: dict[str, Any]) -> None:
+    assert container(*edits)["resources"] == resources
+
+
+def test_images_and_secrets() -> None:
+    assert container()["image"] == "r.example/pd-router:1"
+    assert container(("spec.router.image", "r.example/mine:2"))["image"] == "r.example/mine:2"
+    assert container()["imagePullPolicy"] == "IfNotPresent"
+    secrets = pod(("spec.imagePullSecrets", [{"name": "mine"}, {"name": "operators-pull"}]))["imagePullSecrets"]
+    assert secrets == [{"name": "operators-pull"}, {"name": "mine"}]
+
+
+def test_the_users_metadata_is_added() -> None:
+    template = spec_of(("spec.router.pod", {"labels": {"team": "x"}, "annotations": {"a": "b"}}))["template"]
+    assert template["metadata"]["labels"]["team"] == "x"
+    assert template["metadata"]["annotations"] == {"a": "b"}
+
+
+def test_why_it_died_is_kept() -> None:
+    assert container()["terminationMessagePolicy"] == "FallbackToLogsOnError"
