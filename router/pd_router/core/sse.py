@@ -7,11 +7,12 @@ said (reply, usage, ending) is read once, at the end, from the events kept for t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Any, Final
 
 from pd_router.core import transcript
-from pd_router.core.cutting import NAME, Handle, cut_event, strip_json
+from pd_router.core.cutting import NAME, Handle, cut_event, is_error, strip_json
 from pd_router.core.history import Reply
 from pd_router.core.transcript import Transcript, parse_answer
 
@@ -19,6 +20,11 @@ __all__ = ["Ending", "EventTooLarge", "SseFilter", "parse_answer", "split_events
 
 MAX_KEPT: Final = 16 * 1024 * 1024
 MAX_EVENT: Final = 64 * 1024 * 1024
+_DONE: Final = b"[DONE]"
+_SIZE_REACH: Final = 10
+"""Bytes in which the end of a chunk's size line is looked for."""
+_SIZES: Final = {b"%x" % size: size for size in range(1, 1024)}
+"""Sizes of chunks that hold a token."""
 _TAIL: Final = 8
 """Events kept when the rest is dropped: enough for finish, usage and [DONE]."""
 
@@ -92,6 +98,34 @@ class SseFilter:
             self._drop_kept()
         return data
 
+    def passer(self, write: Callable[[bytes], None]) -> Callable[[bytes], bool]:
+        """A short cut for reads that are whole HTTP chunks of whole events in which nothing is for us.
+
+        What it returns gives such a read to `write` as it is, keeps its events and says True; any other read it leaves
+        alone and says False, and the caller takes it apart and calls `feed`. A closure, because this runs once per
+        token and is most of what a token costs.
+        """
+        partial, events, append = self._partial, self._events, self._events.append
+
+        def passed(read: bytes) -> bool:
+            if read[-4:] != b"\n\n\r\n" or NAME in read or _DONE in read or partial:
+                return False
+            line = read.find(b"\r\n", 1, _SIZE_REACH)
+            if _SIZES.get(read[:line]) == len(read) - line - 4:
+                append(read[line + 2 : -2])
+            else:
+                several = _several_chunks(read)
+                if several is None:
+                    return False
+                events.extend(several)
+            self._kept += len(read)
+            if self._kept > self._max_kept:
+                self._drop_kept()
+            write(read)
+            return True
+
+        return passed
+
     def flush(self) -> bytes:
         """At the end of the stream: the last event, if it came without its blank line."""
         rest = bytes(self._partial)
@@ -164,14 +198,31 @@ class SseFilter:
                 self._look(whole)
             self._keep(whole)
             return whole
-        if whole.count(b"\n\n") == 1 and whole.endswith(b"\n\n"):
-            sent = self._clean(whole)
-        else:
+        if b"\r" in whole:
             sent = b"".join([self._clean(event) if NAME in event else event for event in split_events(whole)])
+        else:
+            sent = self._clean_named(whole)
         if not self.started:
             self._look(sent)
         self._keep(sent)
         return sent
+
+    def _clean_named(self, whole: bytes) -> bytes:
+        """Clean the events that name the handle, among others that are passed on without being looked at."""
+        sent: list[bytes] = []
+        start = 0
+        named = whole.find(NAME)
+        while named >= 0:
+            before = whole.rfind(b"\n\n", start, named)
+            first = start if before < 0 else before + 2
+            after = whole.find(b"\n\n", named)
+            end = len(whole) if after < 0 else after + 2
+            sent.append(whole[start:first])
+            sent.append(self._clean(whole[first:end]))
+            start = end
+            named = whole.find(NAME, start)
+        sent.append(whole[start:])
+        return b"".join(sent)
 
     def _clean(self, event: bytes) -> bytes:
         cut = cut_event(event)
@@ -183,12 +234,16 @@ class SseFilter:
         return cut.rest
 
     def _look(self, whole: bytes) -> None:
-        for event in transcript.parse_events(whole):
-            if transcript.error_of(event) is not None:
-                self.error = transcript.error_of(event)
-                self.started = True
-            elif transcript.bears_content(event):
-                self.started = True
+        """See whether content has come; what follows the first of it is not looked at."""
+        for one in iter_events(whole):
+            for event in transcript.parse_events(one):
+                if is_error(event):
+                    self.error = transcript.error_of(event)
+                    self.started = True
+                elif transcript.bears_content(event):
+                    self.started = True
+            if self.started:
+                return
 
     def _keep(self, events: bytes) -> None:
         self._events.append(events)
@@ -199,7 +254,7 @@ class SseFilter:
     def _drop_kept(self) -> None:
         self._overflow = True
         self._transcript = None
-        self._events = self._events[-_TAIL:]
+        del self._events[:-_TAIL]
         self._kept = 0
 
     def _read(self) -> Transcript:
@@ -211,13 +266,36 @@ class SseFilter:
 
 def split_events(whole: bytes) -> list[bytes]:
     """Cut a run of whole events into single ones; joined they are the input."""
-    events: list[bytes] = []
+    return list(iter_events(whole))
+
+
+def iter_events(whole: bytes) -> Iterator[bytes]:
+    """The events of a run, one at a time."""
     start = 0
     while start < len(whole):
         end = _first_event_end(whole, start)
-        events.append(whole[start:end])
+        yield whole[start:end]
         start = end
-    return events
+
+
+def _several_chunks(read: bytes) -> list[bytes] | None:
+    """The bodies of the HTTP chunks that a read consists of; None when one of them is not whole events."""
+    bodies: list[bytes] = []
+    at = 0
+    while at < len(read):
+        line = read.find(b"\r\n", at, at + _SIZE_REACH)
+        size = read[at:line]
+        if not size.isalnum():  # int() would also take signs, spaces and underscores
+            return None
+        try:
+            end = line + 2 + int(size, 16)
+        except ValueError:
+            return None
+        if read[end - 2 : end + 2] != b"\n\n\r\n":
+            return None
+        bodies.append(read[line + 2 : end])
+        at = end + 2
+    return bodies
 
 
 _ENDS: Final = (b"\n\n", b"\n\r\n", b"\r\r")

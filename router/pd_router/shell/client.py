@@ -117,12 +117,10 @@ class Responder:
         if data and not self._head_only:
             self._conn.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
-    def write_framed(self, data: bytes, framed: bytes) -> None:
-        """Send body bytes that are already one chunk of HTTP/1.1, without building the same chunk again."""
-        if self._chunked:
-            self._conn.write(framed)
-        else:
-            self.write(data)
+    def framed_writer(self) -> Callable[[bytes], None] | None:
+        """What writes bytes that already are chunks of HTTP/1.1, or None when this answer is not sent in chunks."""
+        transport = self._conn.transport
+        return transport.write if self._chunked and transport is not None else None
 
     def end(self, data: bytes = b"", *, close: bool = False) -> None:
         """Finish a stream, with `data` as its last bytes."""

@@ -6,7 +6,6 @@ which a turn cannot be tried again: nothing is written to the client until decod
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -65,7 +64,7 @@ class StreamRelay:
         prefilled_at: float,
     ) -> None:
         self._now = context.now
-        self._idle = context.settings.timeouts.idle
+        self._idle = exchange.idle = context.settings.timeouts.idle
         self._record = record
         self._responder = responder
         self._exchange = exchange
@@ -102,11 +101,9 @@ class StreamRelay:
             raise self._failure
         return self._status
 
-    def _data(self, data: bytes, framed: bytes | None = None) -> None:
+    def _data(self, data: bytes) -> None:
         """Bytes from decode, once per read."""
         exchange, stream, responder = self._exchange, self._filter, self._responder
-        if exchange.deadline != math.inf:  # what was under way when reading was paused does not end the pause
-            exchange.deadline = self._now() + self._idle
         try:
             out = stream.feed(data)
         except EventTooLarge as error:
@@ -117,10 +114,7 @@ class StreamRelay:
         if exchange.complete:
             self._last = out  # goes out with the end of the answer, in one write
         elif responder.started:
-            if framed is not None and out is data:
-                responder.write_framed(data, framed)
-            else:
-                responder.write(out)
+            responder.write(out)
         else:
             if out:
                 self._held.append(out)
@@ -163,6 +157,9 @@ class StreamRelay:
         headers = [*relayed_headers(self._exchange), *self._own_headers]
         self._responder.begin_stream(200, headers, b"".join(self._held))
         self._held.clear()
+        writer = self._responder.framed_writer()
+        if writer is not None:
+            self._exchange.take_framed(self._filter.passer(writer))
 
     def _resume(self) -> None:
         self._exchange.resume(self._now() + self._idle)

@@ -39,6 +39,8 @@ log = logging.getLogger("pd_router")
 
 TURNS = {"/v1/chat/completions": Api.CHAT, "/v1/completions": Api.COMPLETIONS}
 BACKLOG = 4096
+GC_THRESHOLD = 10_000
+"""Objects between two collections. A turn makes hundreds that die by their count; Python's 700 would be every turn."""
 SWEEP_SECONDS = 1.0
 
 
@@ -228,6 +230,7 @@ async def serve(settings: Settings) -> int:
         return 1
     log.info("listening on port %d, admin on port %d", port, admin_port)
     gc.freeze()  # what start-up made lives as long as the process; collections need not look at it again
+    gc.set_threshold(GC_THRESHOLD)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

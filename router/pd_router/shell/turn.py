@@ -57,6 +57,8 @@ class Turn:
         self._two_legs = False
         self._exchange: Exchange | None = None
         self._prefilled_at = 0.0
+        self._decodes: tuple[Engine, ...] = ()
+        self._prefills: tuple[Engine, ...] = ()
 
     async def run(self) -> None:
         """Answer the request, whatever happens."""
@@ -89,6 +91,7 @@ class Turn:
         clean = not self._keys
         left = ATTEMPTS_WITHOUT_HANDLE
         while True:
+            self._look()
             decision = Decision.recompute() if clean else self._find(prepared)
             self._record.fields["attempts"] += 1
             try:
@@ -108,6 +111,12 @@ class Turn:
                     failure,
                     " without its handle" if decision.attach else "",
                 )
+
+    def _look(self) -> None:
+        """The engines as they are now; one attempt decides everything on this view, and awaits nothing meanwhile."""
+        now = self._context.now()
+        self._decodes = self._context.fleet.snapshot(ROLE_DECODE, now)
+        self._prefills = self._context.fleet.snapshot(ROLE_PREFILL, now) if self._two_legs else ()
 
     # -- finding and keeping handles ---------------------------------------------------------------
     def _identify(self, prepared: Prepared) -> None:
@@ -137,7 +146,7 @@ class Turn:
             prepared,
             context.store.take(self._keys, now),
             now=now,
-            engines=context.fleet.snapshot(ROLE_DECODE, now),
+            engines=self._decodes,
             hosts=context.fleet.hosts(),
             ttl=context.settings.reuse.handle_ttl,
             threshold=context.settings.reuse.recompute_threshold,
@@ -186,17 +195,17 @@ class Turn:
     async def _attempt(self, prepared: Prepared, decision: Decision) -> None:
         """Choose engines and run the legs. Raises LegFailed before, never after, the client has a byte."""
         context = self._context
-        now = context.now()
         holder = decision.entry.holder if decision.entry is not None else None
         chosen = choose_decode(
-            self._untried(context.fleet.snapshot(ROLE_DECODE, now)),
+            self._untried(self._decodes),
             context.loads,
             holder,
             context.settings.limits.decode_overload,
-            self._prefill_generations(now) if prepared.two_legs else None,
+            self._prefill_generations() if prepared.two_legs else None,
         )
         if chosen.engine is None:
-            raise self._no_engine(ROLE_DECODE if not self._any_ready(ROLE_DECODE, now) else ROLE_PREFILL)
+            any_decode = any(engine.takes_work for engine in self._decodes)
+            raise self._no_engine(ROLE_PREFILL if any_decode else ROLE_DECODE)
         decode = context.member(chosen.engine.key)
         self._record.fields["decode"] = decode.key
         self._record.fields["decode_reason"] = chosen.reason
@@ -212,20 +221,16 @@ class Turn:
         finally:
             place.close()
 
-    def _prefill_generations(self, now: float) -> frozenset[str]:
+    def _prefill_generations(self) -> frozenset[str]:
         """Generations that a prefill engine is ready for: a decode engine of any other could not be paired (EL-07)."""
-        return frozenset(
-            engine.generation for engine in self._context.fleet.snapshot(ROLE_PREFILL, now) if engine.takes_work
-        )
+        return frozenset([engine.generation for engine in self._prefills if engine.takes_work])
 
     def _choose_prefill(self, prepared: Prepared, generation: str) -> Member:
-        context = self._context
-        engines = self._untried(context.fleet.snapshot(ROLE_PREFILL, context.now()))
-        chosen = choose_prefill(engines, context.loads, generation)
+        chosen = choose_prefill(self._untried(self._prefills), self._context.loads, generation)
         if chosen.engine is None:
             raise self._no_engine(ROLE_PREFILL)
         self._record.fields["prefill"] = chosen.engine.key
-        return context.member(chosen.engine.key)
+        return self._context.member(chosen.engine.key)
 
     async def _prefill(self, prepared: Prepared, decision: Decision, member: Member) -> Prefilled:
         context = self._context
@@ -321,9 +326,6 @@ class Turn:
         """Leave out engines that failed this turn, unless there are no others."""
         rest = tuple(engine for engine in engines if engine.key not in self._avoid)
         return rest if any(engine.takes_work for engine in rest) else engines
-
-    def _any_ready(self, role: str, now: float) -> bool:
-        return any(engine.takes_work for engine in self._context.fleet.snapshot(role, now))
 
     def _blame(self, member: Member, failure: LegFailed) -> None:
         """Count a failed leg against its engine, and look at the engine at once when it could not be reached."""

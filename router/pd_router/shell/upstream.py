@@ -38,6 +38,11 @@ class Failure(StrEnum):
     ABORTED = "aborted"
 
 
+Lane = Callable[[bytes], bool]
+"""Takes a read that begins with an HTTP chunk, or declines it; what it takes is not parsed. Nearly every read of a
+stream is one chunk as the engine wrote it, and for those the parser is half of what a token costs."""
+
+
 class LegError(Exception):
     """An exchange failed; `reason` says how."""
 
@@ -62,10 +67,10 @@ class Address:
 class Exchange:
     """One request on one connection: head, body, end.
 
-    `on_data` is called once per read with decoded body bytes, and with the same bytes as the engine framed them where
-    the read was one whole chunk; until it is set, bytes are kept in `parts`. `complete` is true already when the last
-    bytes come.
-    `deadline` is on the loop's clock; the sweeper fails the exchange when it passes.
+    `on_data` is called once per read with decoded body bytes; until it is set, bytes are kept in `parts`. `complete` is
+    true already when the last bytes come. `take_framed` shortens the way of a stream, see `Lane`.
+    `deadline` is on the loop's clock; the sweeper fails the exchange when it passes. While a stream runs nobody has to
+    move it: the sweeper does, to `idle` seconds from then, when `fresh` says that something came.
     """
 
     __slots__ = (
@@ -75,7 +80,9 @@ class Exchange:
         "conn",
         "deadline",
         "failure",
+        "fresh",
         "headers",
+        "idle",
         "on_data",
         "on_end",
         "parts",
@@ -88,9 +95,11 @@ class Exchange:
         self.headers: list[tuple[bytes, bytes]] = []
         self.parts: list[bytes] = []
         self.deadline = deadline
+        self.idle = math.inf
+        self.fresh = False
         self.complete = False
         self.failure: LegError | None = None
-        self.on_data: Callable[[bytes, bytes | None], None] | None = None
+        self.on_data: Callable[[bytes], None] | None = None
         self.on_end: Callable[[], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._decoder: Any = None
@@ -137,6 +146,11 @@ class Exchange:
             self.deadline = math.inf
             self.conn.pause()
 
+    def take_framed(self, lane: Lane) -> None:
+        """Offer reads that begin with a chunk to `lane` first."""
+        if self.conn is not None and self._decoder is None:
+            self.conn.lane = lane
+
     def resume(self, deadline: float) -> None:
         """Read on; the engine must send something before `deadline`."""
         if self.conn is not None:
@@ -156,17 +170,17 @@ class Exchange:
         self.status = status
         self._wake()
 
-    def got_data(self, data: bytes, framed: bytes | None = None) -> None:
+    def got_data(self, data: bytes) -> None:
         """Body bytes arrived."""
+        self.fresh = True
         if self._decoder is not None:
-            framed = None
             try:
                 data = self._decoder.decompress(data)
             except zlib.error:
                 self.abort(Failure.MALFORMED, "the compressed body is damaged")
                 return
         if self.on_data is not None:
-            self.on_data(data, framed)
+            self.on_data(data)
         else:
             self.parts.append(data)
 
@@ -213,6 +227,7 @@ class EngineConnection(asyncio.Protocol):
         "_paused",
         "exchange",
         "idle_since",
+        "lane",
         "peer",
         "pool",
         "transport",
@@ -229,6 +244,7 @@ class EngineConnection(asyncio.Protocol):
         self._paused = False
         self._between_chunks = False
         self._parts: list[bytes] = []
+        self.lane: Lane | None = None
 
     # -- asyncio.Protocol -----------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -237,13 +253,10 @@ class EngineConnection(asyncio.Protocol):
         self.peer = peer[0] if peer else ""
 
     def data_received(self, data: bytes) -> None:
-        if self._between_chunks:
-            # Nearly every read of a stream is one chunk as the engine wrote it; seeing that costs less than parsing it.
-            start = data.find(b"\r\n", 0, 10) + 2
-            if start > 2 and data[-2:] == b"\r\n" and _chunk_size(data[: start - 2]) == len(data) - start - 2 > 0:
-                if self.exchange is not None:
-                    self.exchange.got_data(data[start:-2], data)
-                return
+        lane = self.lane
+        if lane is not None and self._between_chunks and lane(data):
+            self.exchange.fresh = True  # type: ignore[union-attr]  # there is a lane only while there is an exchange
+            return
         if self._parser is None:
             self.close()  # bytes that nobody asked for
             return
@@ -299,6 +312,7 @@ class EngineConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._between_chunks = False
+        self.lane = None
         exchange = self.exchange
         if exchange is None or not exchange.status:
             return
@@ -318,6 +332,7 @@ class EngineConnection(asyncio.Protocol):
         self.exchange = exchange
         self._parser = httptools.HttpResponseParser(self)
         self._between_chunks = False
+        self.lane = None
         self._parts.clear()
         assert self.transport is not None
         self.transport.writelines((head, body))
@@ -347,6 +362,7 @@ class EngineConnection(asyncio.Protocol):
         parts.clear()
 
     def _fail(self, error: LegError) -> None:
+        self.lane = None
         if self.exchange is not None:
             exchange, self.exchange = self.exchange, None
             self.pool.active.discard(exchange)
@@ -438,18 +454,16 @@ class EnginePool:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             now = loop.time()
-            for exchange in [item for item in self.active if item.deadline < now]:
-                exchange.abort(Failure.TIMEOUT)
+            for exchange in list(self.active):
+                if exchange.fresh:
+                    exchange.fresh = False
+                    if exchange.idle != math.inf and exchange.deadline != math.inf:
+                        exchange.deadline = now + exchange.idle
+                if exchange.deadline < now:
+                    exchange.abort(Failure.TIMEOUT)
             for idle in self._idle.values():
                 while idle and idle[0].idle_since < now - IDLE_SECONDS:
                     idle.popleft().close()
-
-
-def _chunk_size(text: bytes) -> int:
-    try:
-        return int(text, 16)
-    except ValueError:
-        return -1
 
 
 def _is_chunked(exchange: Exchange) -> bool:
