@@ -105,7 +105,7 @@ class PodDeployment(Deployment):
     def pod(self, engine: FakeEngine, **fields: Any) -> dict[str, Any]:
         """Its pod as it is, with some fields otherwise."""
         side_channel = engine.connector.host
-        base = {"ip": "127.0.0.1", "ips": [side_channel], "port": engine.port, **self._fields[engine]}
+        base = {"ip": engine.config.host, "ips": [side_channel], "port": engine.port, **self._fields[engine]}
         return make_pod(self.name(engine), engine.config.connector.role, **{**base, **fields})
 
     def leave(self, engine: FakeEngine) -> None:

@@ -95,7 +95,9 @@ class PodApi:
             self._client = client.ApiClient(settings)
         except yaml.YAMLError as error:
             raise ApiFailed(Trouble.CREDENTIALS, "the kubeconfig file is no YAML") from error  # its text may be secret
-        except (ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ApiFailed(Trouble.CREDENTIALS, "the file has not the shape of a kubeconfig") from error
+        except (ConfigException, OSError, ValueError) as error:
             raise ApiFailed(Trouble.CREDENTIALS, " ".join(str(error).split())) from error
         self._client.user_agent = "pd-router"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from support.deployment import Spec
 from support.fake_engine import Behaviour, FakeEngine, Gate
 from support.pod_deployment import PodDeployment
 from support.pods import make_pod
+from support.router_process import RouterFailed, RouterProcess
 from support.waiting import until
 
 THREE_BY_THREE = Spec(prefills=3, decodes=3)
@@ -46,8 +48,8 @@ async def start() -> AsyncIterator[Callable[..., Awaitable[PodDeployment]]]:
     """Deployments of a test's own."""
     made: list[PodDeployment] = []
 
-    async def make(**how: Any) -> PodDeployment:
-        deployment = PodDeployment(Spec())
+    async def make(spec: Spec | None = None, **how: Any) -> PodDeployment:
+        deployment = PodDeployment(spec or Spec())
         made.append(deployment)
         await deployment.start(**how)
         return deployment
@@ -590,9 +592,47 @@ async def test_not_ready_before_the_first_list(start: Callable[..., Awaitable[Po
     assert len((await talk.say("Go on.")).attached) == 1
 
 
+async def test_engines_with_ipv6_addresses(start: Callable[..., Awaitable[PodDeployment]]) -> None:
+    pods = await start(Spec(engine=(("host", "::1"),)))
+    talk = Talk(pods, stream=True)
+    await talk.say()
+    assert len((await talk.say("Go on.")).attached) == 1
+
+
+async def test_the_router_ends_in_order_while_it_watches(start: Callable[..., Awaitable[PodDeployment]]) -> None:
+    pods = await start()
+    assert pods.api.watching == 1
+    pods.ended = True
+    assert await pods.router.stop() == 0
+
+
 async def test_a_proxy_for_the_application_is_none_for_the_api_server(
     start: Callable[..., Awaitable[PodDeployment]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     await start()
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        pytest.param(None, "there is no file", id="no file"),
+        pytest.param("{", "no YAML", id="no YAML"),
+        pytest.param("", "shape of a kubeconfig", id="empty"),
+        pytest.param("current-context: a\ncontexts: []\nclusters: []\nusers: []\n", "name a", id="no such context"),
+    ],
+)
+async def test_a_kubeconfig_that_cannot_work(tmp_path: Path, text: str | None, word: str) -> None:
+    path = tmp_path / "kubeconfig"
+    if text is not None:
+        path.write_text(text)
+    router = RouterProcess([], [], {}, ["--discover-kubernetes", "default/tiny", "--kubeconfig", str(path)])
+    try:
+        with pytest.raises(
+            RouterFailed, match=f"(?s)ended with status 2.*--kubeconfig: credentials: .*{word}"
+        ) as failed:
+            await router.start()
+    finally:
+        router.discard()
+    assert "Traceback" not in str(failed.value)
