@@ -128,6 +128,8 @@ def _api_server(layout: Layout, programs: Programs, settings: ControlPlane) -> D
         *("--bind-address", "0.0.0.0", "--secure-port", str(settings.api_port)),
         *("--advertise-address", node_ip(0)),
         *("--service-cluster-ip-range", SERVICE_CIDR, "--kubelet-preferred-address-types", "InternalIP"),
+        # As clusters have it; what a namespace allows is Pod Security's business.
+        "--allow-privileged",
         *("--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction"),
         *("--client-ca-file", str(pki / "ca.crt")),
         *("--tls-cert-file", str(pki / "apiserver.crt"), "--tls-private-key-file", str(pki / "apiserver.key")),

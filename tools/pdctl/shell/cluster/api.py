@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import socket
 import ssl
 import urllib.parse
 from pathlib import Path
@@ -53,23 +54,51 @@ class Api:
         Raises:
             ApiError: no answer, or a bad one.
         """
-        connection = http.client.HTTPSConnection(
-            self._address.hostname or "", self._address.port, timeout=self._timeout, context=self._tls
-        )
+        kind, text = self._send(method, path, body, content_type)
+        return json.loads(text) if kind == "application/json" else text
+
+    def watch(self, path: str) -> list[Any]:
+        """The events of a watch, once the server has ended it. ``path`` has its `watch=true` itself.
+
+        Raises:
+            ApiError: refused, or not ended within this client's time limit of silence.
+        """
+        _, text = self._send("GET", path, None, "application/json")
+        return [json.loads(line) for line in text.splitlines()]
+
+    def _send(self, method: str, path: str, body: Any, content_type: str) -> tuple[str, str]:
+        connection = _Connection(self._address.hostname or "", self._address.port or 443, self._timeout, self._tls)
         payload = None if body is None else json.dumps(body).encode()
         headers = {"Accept": "application/json", **({} if payload is None else {"Content-Type": content_type})}
         try:
             connection.request(method, path, payload, headers)
             answer = connection.getresponse()
-            content = answer.read()
+            text = answer.read().decode("utf-8", "replace")
         except (OSError, http.client.HTTPException) as error:
             raise ApiError(0, f"{type(error).__name__}: {error}") from error
         finally:
             connection.close()
-        text = content.decode("utf-8", "replace")
         if answer.status >= 400:
             raise ApiError(answer.status, _message(text))
-        return json.loads(text) if answer.headers.get_content_type() == "application/json" else text
+        return answer.headers.get_content_type(), text
+
+
+class _Connection(http.client.HTTPConnection):
+    """TLS on a socket that is this object's before it is connected.
+
+    The library's own class loses a socket that is reset between connecting and the handshake, which is what happens
+    while the API server is down.
+    """
+
+    def __init__(self, host: str, port: int, timeout: float, tls: ssl.SSLContext) -> None:
+        super().__init__(host, port, timeout)
+        self._tls = tls
+
+    def connect(self) -> None:
+        """Connect and shake hands; `close` is enough after a failure."""
+        self.sock = self._tls.wrap_socket(socket.socket(socket.AF_INET), server_hostname=self.host)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect((self.host, self.port))
 
 
 def _message(text: str) -> str:
