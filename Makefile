@@ -39,8 +39,11 @@ lint: $(STAMP) ## ruff, mypy strict, import contracts
 perf-router: $(STAMP) ## CPU per streamed turn: ours, vllm-router and vLLM's example proxy, side by side
 	$(BIN)/python tests/perf/router.py
 
+crds: $(STAMP) ## write crds/pddeployments.yaml anew from the models
+	$(BIN)/pdctl render --crd > crds/pddeployments.yaml
+
 lock: ## pin requirements/engine-cpu.txt again from pyproject.toml (hashes, no addresses)
 	$(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
 	  --generate-hashes --override requirements/overrides.txt pyproject.toml --extra dev --extra engine-cpu -o requirements/engine-cpu.txt
 
-.PHONY: help install demo test test-fast lint perf-router lock
+.PHONY: help install demo test test-fast lint perf-router crds lock

@@ -35,7 +35,6 @@ def headless_service(deployment: PDDeployment, role: Role, context: RenderContex
     """Names for a role's pods. Clients go through the router."""
     spec = {
         "clusterIP": "None",
-        "publishNotReadyAddresses": False,
         "selector": names.engine_selector(deployment, role),
         "ports": [
             {"name": port, "port": number, "targetPort": port, "protocol": "TCP"}

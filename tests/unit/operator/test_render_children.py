@@ -165,7 +165,6 @@ def test_update_strategy(strategy: dict[str, Any], rendered: dict[str, Any]) -> 
 def test_headless_service(role: str) -> None:
     spec = one("Service", f"qwen-{role}")["spec"]
     assert spec["clusterIP"] == "None"
-    assert spec["publishNotReadyAddresses"] is False
     assert [(port["name"], port["port"]) for port in spec["ports"]] == [("http", 8000), ("nixl", 5600)]
 
 

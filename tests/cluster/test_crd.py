@@ -1,0 +1,218 @@
+"""The custom resource definition on a real API server: accepted, defaults filled in, bad objects refused by field.
+
+Rendered children are applied too, since only a real server knows whether it takes them and keeps them as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pd_operator.core.crd import PLURAL
+from pd_operator.core.model import API_VERSION
+from pd_operator.core.observed_kinds import kind_named
+from pd_operator.core.parse import parse_deployment
+from pd_operator.core.render_children import RenderContext, render_children
+from pd_operator.core.render_resources import amount
+from pdctl.shell.cluster.api import APPLY, MERGE, Api, ApiError
+from pdctl.shell.cluster.cluster import EmbeddedCluster
+from support.bad_specs import BadSpec, bad_specs
+from support.clusters import eventually, make_namespace
+from support.pddeployments import EXAMPLES, edited, example, smallest
+
+ROOT = Path(__file__).parents[2]
+DEFINITION = ROOT / "crds" / "pddeployments.yaml"
+IMAGE = ("spec.engine.image", "r.example/vllm:v0.32.0")
+CONTEXT = RenderContext("", "r.example/pd-router:1", "r.example/pd-connector:1")
+NAMES = [path.stem for path in sorted(EXAMPLES.glob("*.yaml"))]
+BAD = list(bad_specs())
+
+
+@pytest.fixture(scope="module")
+def cluster(light_cluster: EmbeddedCluster) -> EmbeddedCluster:
+    light_cluster.kubectl("apply", "--server-side", "-f", str(DEFINITION))
+    light_cluster.kubectl("wait", "--for=condition=Established", f"crd/{PLURAL}.pdserving.dev", "--timeout=60s")
+    eventually("the kind is served", lambda: light_cluster.api.get(f"/apis/{API_VERSION}/{PLURAL}"))
+    return light_cluster
+
+
+@pytest.fixture
+def api(cluster: EmbeddedCluster) -> Api:
+    return cluster.api
+
+
+@pytest.fixture
+def place(api: Api, namespace: str) -> Iterator[str]:
+    """Path of a namespace's PDDeployments."""
+    make_namespace(api, namespace)
+    yield f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}"
+    api.request("DELETE", f"/api/v1/namespaces/{namespace}")
+
+
+def tried(api: Api, raw: dict[str, Any]) -> Any:
+    """What the server would make of an object; unknown fields are errors, as with kubectl."""
+    path = f"/apis/{API_VERSION}/namespaces/default/{PLURAL}?dryRun=All&fieldValidation=Strict"
+    return api.request("POST", path, raw)
+
+
+def test_the_server_finds_no_fault_with_the_schema(api: Api) -> None:
+    """A schema that is not structural is stored all the same, with a condition that says so."""
+    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{PLURAL}.pdserving.dev"
+    conditions = {one["type"]: one for one in api.get(path)["status"]["conditions"]}
+    assert conditions["Established"]["status"] == "True"
+    assert "NonStructuralSchema" not in conditions
+
+
+@pytest.mark.parametrize("bad", BAD, ids=[bad.name for bad in BAD])
+def test_a_bad_object_is_refused_by_name_of_the_field(api: Api, bad: BadSpec) -> None:
+    raw = edited(edited(smallest(), IMAGE), *bad.edits)
+    if not bad.by_server:
+        assert tried(api, raw)["kind"] == "PDDeployment"
+        return
+    with pytest.raises(ApiError) as refused:
+        tried(api, raw)
+    assert refused.value.status in (400, 422)
+    assert bad.server_path in str(refused.value)
+
+
+def test_there_are_many_bad_objects() -> None:
+    assert sum(bad.by_server for bad in BAD) >= 40
+
+
+def test_without_an_image_there_can_be_no_pods(api: Api) -> None:
+    with pytest.raises(ApiError, match=r"spec\.engine\.image: Invalid value: .*is required in a cluster"):
+        tried(api, smallest())
+
+
+@pytest.mark.parametrize(
+    ("edits", "message"),
+    [
+        ([("spec.kvTransfer.routerTTLSeconds", 480)], "at least 10 s less than decoderBlocksTTLSeconds"),
+        ([("spec.kvTransfer.backend", "UCX")], "UCX falls back to TCP there and says nothing"),
+        ([("metadata.name", "a" * 41)], "40"),
+        ([("spec.prefill.tensorParallelSize", 16), ("spec.decode.tensorParallelSize", 16)], "at most 8"),
+        ([("spec.engine.env", [{"name": "NIXL_BACKEND", "value": "UCX"}])], "use spec.kvTransfer.backend"),
+        ([("spec.decode.sort", 1)], 'unknown field "spec.decode.sort"'),
+    ],
+)
+def test_the_message_says_what_to_write_instead(api: Api, edits: list[tuple[str, Any]], message: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        tried(api, edited(edited(smallest(), IMAGE), *edits))
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_examples_are_accepted_and_read_back_as_they_are_here(api: Api, place: str, name: str) -> None:
+    raw = example(name)
+    stored = api.request("POST", f"{place}?fieldValidation=Strict", raw)
+    here = parse_deployment(raw)
+    assert parse_deployment(stored).spec == here.spec
+    assert stored["spec"] == here.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def test_the_smallest_object_gets_the_models_defaults(api: Api, place: str) -> None:
+    raw = edited(smallest(), IMAGE)
+    stored = api.request("POST", place, raw)["spec"]
+    assert stored == parse_deployment(raw).spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_replicas_that_would_not_be_applied_cannot_be_set(api: Api, place: str, role: str) -> None:
+    api.request("POST", place, edited(smallest(), IMAGE, (f"spec.{role}.scaling", "External")))
+    with pytest.raises(ApiError, match=rf"spec\.{role}\.replicas: .*is not applied while scaling is External"):
+        api.request("PATCH", f"{place}/qwen", {"spec": {role: {"replicas": 3}}}, MERGE)
+    back = {"spec": {role: {"replicas": 3, "scaling": "Fixed"}}}
+    assert api.request("PATCH", f"{place}/qwen", back, MERGE)["spec"][role]["replicas"] == 3
+
+
+def test_decode_has_the_scale_subresource(cluster: EmbeddedCluster, api: Api, place: str, namespace: str) -> None:
+    api.request("POST", place, edited(smallest(), IMAGE))
+    cluster.kubectl("-n", namespace, "scale", "pdd/qwen", "--replicas=3")
+    assert api.get(f"{place}/qwen")["spec"]["decode"]["replicas"] == 3
+    assert api.get(f"{place}/qwen")["spec"]["prefill"]["replicas"] == 1
+
+
+def test_status_is_kept_apart_and_shown_in_columns(
+    cluster: EmbeddedCluster, api: Api, place: str, namespace: str
+) -> None:
+    api.request("POST", place, edited(smallest(), IMAGE))
+    time = "2026-01-01T00:00:00Z"
+    ready = {"type": "Ready", "status": "True", "reason": "AllReady", "message": "", "lastTransitionTime": time}
+    reuse = {**ready, "type": "BidirectionalActive", "status": "Unknown", "reason": "RouterUnreachable"}
+    roles = {"prefill": {"ready": "1/1"}, "decode": {"ready": "2/3"}, "router": {"ready": "1/2"}}
+    before = api.get(f"{place}/qwen")["metadata"]["generation"]
+    api.request("PATCH", f"{place}/qwen/status", {"status": {"conditions": [ready, reuse], **roles}}, MERGE)
+    assert api.get(f"{place}/qwen")["metadata"]["generation"] == before
+    header, row = cluster.kubectl("-n", namespace, "get", "pdd").splitlines()
+    assert header.split() == ["NAME", "READY", "MODEL", "PREFILL", "DECODE", "ROUTER", "BIDIRECTIONAL", "AGE"]
+    assert row.split()[:7] == ["qwen", "True", "Qwen/Qwen3-32B", "1/1", "2/3", "1/2", "Unknown"]
+
+
+def test_it_is_found_by_its_short_name_and_category_but_not_among_all(cluster: EmbeddedCluster) -> None:
+    resources = cluster.kubectl("api-resources", "--api-group=pdserving.dev", "-o", "wide")
+    assert "pdd" in resources
+    assert "llm" in resources.split()
+    assert "all" not in resources.split()
+
+
+def explained(cluster: EmbeddedCluster, path: str) -> str:
+    return cluster.kubectl("explain", f"pdd.{path}")
+
+
+def test_explain_has_a_text_for_every_field(cluster: EmbeddedCluster) -> None:
+    assert "moves between the roles" in explained(cluster, "spec.kvTransfer")
+    assert "LIBFABRIC on EFA, UCX elsewhere" in " ".join(explained(cluster, "spec.kvTransfer.backend").split())
+    everything = cluster.kubectl("explain", "pdd", "--recursive")
+    assert "decoderBlocksTTLSeconds" in everything
+    assert "<no description>" not in explained(cluster, "spec.decode.pod.tolerations")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_children_are_accepted_and_applying_them_again_changes_nothing(
+    api: Api, place: str, namespace: str, name: str
+) -> None:
+    raw = edited(example(name), ("metadata.namespace", namespace))
+    owner = api.request("POST", place, raw)
+    context = RenderContext(owner["metadata"]["uid"], CONTEXT.router_image, CONTEXT.connector_image)
+    children = render_children(parse_deployment(owner), context)
+    first = [applied(api, child) for child in children]
+    second = [applied(api, child) for child in children]
+    assert [one["metadata"]["resourceVersion"] for one in second if not status_moves(one)] == [
+        one["metadata"]["resourceVersion"] for one in first if not status_moves(one)
+    ]
+    assert {one["metadata"]["generation"] for one in second if status_moves(one)} == {1}
+    for child, stored in zip(children, second, strict=True):
+        assert covers(stored, child), f"{child['kind']} {child['metadata']['name']}"
+
+
+def applied(api: Api, child: dict[str, Any]) -> Any:
+    kind, metadata = kind_named(child["kind"]), child["metadata"]
+    assert child["apiVersion"] == kind.api_version
+    path = f"{kind.root}/namespaces/{metadata['namespace']}/{kind.plural}/{metadata['name']}"
+    return api.request("PATCH", f"{path}?fieldManager=pd-operator&force=true&fieldValidation=Strict", child, APPLY)
+
+
+def status_moves(stored: dict[str, Any]) -> bool:
+    """Controllers write these objects' status meanwhile."""
+    return stored["kind"] in ("StatefulSet", "Deployment", "PodDisruptionBudget")
+
+
+def covers(stored: Any, sent: Any) -> bool:
+    """Is everything that was sent in what the server keeps? What it drops would be sent in vain each time."""
+    if isinstance(sent, dict):
+        return isinstance(stored, dict) and all(key in stored and covers(stored[key], sent[key]) for key in sent)
+    if isinstance(sent, list):
+        return len(stored) == len(sent) and all(map(covers, stored, sent))
+    return json.dumps(stored) == json.dumps(sent) or same_quantity(stored, sent)
+
+
+def same_quantity(stored: Any, sent: Any) -> bool:
+    """The server writes quantities in its own way: 1024Mi is 1Gi."""
+    try:
+        return amount(str(stored)) == amount(str(sent))
+    except ValueError:
+        return False
