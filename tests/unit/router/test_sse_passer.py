@@ -8,6 +8,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pd_router.core.sse import SseFilter
 
 HANDLE = {"remote_block_ids": [[1, 2]], "remote_engine_id": "e", "remote_request_id": "r"}
