@@ -97,7 +97,9 @@ def _client(layout: Layout, name: str) -> tuple[str, ...]:
     """A component's own identity. Its own port is on loopback and asks nobody who may read there: at the start the API
     server couldn't answer yet, and the component would give up.
     """
-    return ("--kubeconfig", str(layout.pki / f"{name}.kubeconfig"))
+    # The default of 20 requests per second is what a start waits for: dozens of controllers get an account each.
+    rate = ("--kube-api-qps=1000", "--kube-api-burst=2000")
+    return ("--kubeconfig", str(layout.pki / f"{name}.kubeconfig"), *rate)
 
 
 def _etcd(programs: Programs) -> Daemon:
