@@ -37,6 +37,7 @@ KEPT: Final = frozenset(
         "x-kubernetes-validations",
     }
 )
+TYPES: Final = ("object", "array", "string", "integer", "boolean")
 DROPPED: Final = frozenset({"title", "$defs", "propertyNames", "uniqueItems"})
 """Said elsewhere, or not sayable: length and pattern of a map's keys become rules."""
 
@@ -77,8 +78,8 @@ class _Builder:
         result = {key: value for key, value in node.items() if key in KEPT and key not in ("default", "anyOf")}
         if "const" in node:
             result["enum"] = [node["const"]]
-        if "type" not in result:
-            raise NotStructural(f"{path or name}: no single type")
+        if result.get("type") not in TYPES:
+            raise NotStructural(f"{path or name}: no single type that an API server knows, or a floating-point number")
         self._children(node, result, path)
         self._default(node, result)
         if result["type"] == "array":
