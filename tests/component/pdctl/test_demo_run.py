@@ -43,6 +43,8 @@ def stand_in(started: list[Deployment], handles_lost_in: str | None = None) -> t
             decode = tuple(engine.url for engine in running.decodes)
             return Urls(running.router.url, running.router.admin_url, prefill, decode, "tiny")
 
+        async def check(self) -> None: ...
+
         async def start(self) -> None:
             await self.deployment.start()
             for engine in self.deployment.engines:

@@ -16,6 +16,7 @@ from pdctl.core.measurements import SHOWN_FINDINGS, Row, find_faults, summarise
 from pdctl.core.table import format_seconds, format_table
 from pdctl.shell.console import Console
 from pdctl.shell.demo_run import DemoRun
+from pdctl.shell.engine_python import EnginePythonError
 from pdctl.shell.interrupts import Interrupts
 from pdctl.shell.lifecycle import StartError
 from pdctl.shell.model_maker import ModelMakerError, cached_tiny_model
@@ -63,7 +64,7 @@ async def _measure_and_show(
             # In a thread, so that Ctrl-C is answered meanwhile.
             model = await asyncio.to_thread(cached_tiny_model, console.say)
         await run.both_legs(model)
-    except (ModelMakerError, StartError, PlayError) as error:
+    except (ModelMakerError, EnginePythonError, StartError, PlayError) as error:
         console.settle()
         console.say(f"FAILED: {error}")
         _save(out, run, [], [str(error)], console)

@@ -62,6 +62,7 @@ class DemoRun:
         """Play OFF, then ON.
 
         Raises:
+            EnginePythonError: the interpreter lacks something.
             StartError: a process died at any time or wasn't ready.
             PlayError: a turn failed.
         """
@@ -76,6 +77,7 @@ class DemoRun:
             self._console.say(f"{name}: starting prefill, decode and router")
             try:
                 with self.stage(f"{name}: start"):
+                    await local.check()
                     await local.start()
                 self._console.settle()
                 with self.stage(f"{name}: play"):

@@ -26,6 +26,8 @@ from pd_operator.core.model import PDDeployment
 from pdctl.core.commands import LOOPBACK, Command, Part, Programs, Urls, plan_commands
 from pdctl.core.placement import plan_seats
 from pdctl.core.ports import PortWishes, plan_ports
+from pdctl.core.preflight import engine_python_problems
+from pdctl.shell.engine_python import EnginePythonError, observe_engine_python
 from pdctl.shell.lifecycle import Listener, Silent, Started, StartError, Starting, Stopped
 from pdctl.shell.machine import PortClaims, observe_machine
 from pdctl.shell.processes import ManagedProcess
@@ -71,6 +73,7 @@ class LocalDeployment:
         """
         self._options = options if options is not None else LocalOptions()
         self._listener: Listener = listener if listener is not None else Silent()
+        self._deployment = deployment
         seats = plan_seats(deployment, observe_machine())
         self._claims = PortClaims(self._options.host)
         try:
@@ -92,6 +95,17 @@ class LocalDeployment:
 
     urls: Urls
     """Where everything listens; known before anything is started."""
+
+    async def check(self) -> None:
+        """See that the engines' interpreter has what this deployment needs; takes a moment, starts no engine.
+
+        Raises:
+            EnginePythonError: with every problem and what to change.
+        """
+        found = await observe_engine_python(self._options.engine_python, self._engine_env({}))
+        problems = engine_python_problems(self._deployment, found)
+        if problems:
+            raise EnginePythonError("\n".join(problems))
 
     async def start(self) -> tuple[Started, ...]:
         """Start the engines at once, then the router, and wait until all are ready.
@@ -214,9 +228,7 @@ class LocalDeployment:
 
     async def _spawn(self, key: tuple[Part, int]) -> None:
         command = self._commands[key]
-        env = {**os.environ, **command.env, **self._options.env}
-        if key[0] is not Part.ROUTER and self._options.engine_python != sys.executable:
-            _add_connector_path(env)
+        env = self._router_env(command.env) if key[0] is Part.ROUTER else self._engine_env(command.env)
         listener = self._listener
         process = ManagedProcess(
             command.name, command.argv, env, self.log(*key), lambda text: listener.line(command.name, text)
@@ -229,6 +241,15 @@ class LocalDeployment:
         watcher = asyncio.create_task(self._watch(process), name=f"watch {command.name}")
         self._watchers.add(watcher)
         watcher.add_done_callback(self._watchers.discard)
+
+    def _router_env(self, own: dict[str, str]) -> dict[str, str]:
+        return {**os.environ, **own, **self._options.env}
+
+    def _engine_env(self, own: dict[str, str]) -> dict[str, str]:
+        env = {**os.environ, **own, **self._options.env}
+        if self._options.engine_python != sys.executable:
+            _add_connector_path(env)
+        return env
 
     async def _watch(self, process: ManagedProcess) -> None:
         await process.wait()

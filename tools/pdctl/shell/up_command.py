@@ -17,6 +17,7 @@ from pdctl.core.overrides import OverrideError, apply_overrides
 from pdctl.core.placement import PlacementError
 from pdctl.core.ports import PortError, PortWishes
 from pdctl.shell.console import Console
+from pdctl.shell.engine_python import EnginePythonError
 from pdctl.shell.files import FileError, read_document
 from pdctl.shell.interrupts import Interrupts
 from pdctl.shell.lifecycle import StartError
@@ -93,11 +94,15 @@ async def _run(local: LocalDeployment, console: Console) -> int:
 async def _serve(local: LocalDeployment, console: Console, ready: asyncio.Event) -> int:
     console.say(f"logs: {local.log_dir}")
     try:
+        await local.check()
         await local.start()
         console.settle()
         ready.set()
         console.say(_invitation(local.urls))
         dead = await local.wait_failure()
+    except EnginePythonError as error:
+        console.say(str(error))
+        return 2
     except StartError as error:
         console.settle()
         console.say(str(error))
