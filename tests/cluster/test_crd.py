@@ -216,3 +216,50 @@ def same_quantity(stored: Any, sent: Any) -> bool:
         return amount(str(stored)) == amount(str(sent))
     except ValueError:
         return False
+
+
+def pod_of(part: str, *edits: tuple[str, Any]) -> dict[str, Any]:
+    """A pod from the template of one part."""
+    raw = edited(smallest(), IMAGE, *edits)
+    [found] = [
+        child["spec"]["template"]
+        for child in render_children(parse_deployment(raw), CONTEXT)
+        if child["kind"] in ("StatefulSet", "Deployment") and child["metadata"]["labels"]["pdserving.dev/role"] == part
+    ]
+    # Admission looks for the account first; it is the router's own, made with it.
+    spec = {key: value for key, value in found["spec"].items() if key != "serviceAccountName"}
+    return {"metadata": {**found["metadata"], "name": part}, "spec": spec}
+
+
+@pytest.mark.parametrize(
+    ("part", "edits", "standard"),
+    [
+        ("router", [], "restricted"),
+        ("prefill", [("spec.engine.securityProfile", "Restricted"), ("spec.engine.runAsUser", 1000)], "restricted"),
+        ("decode", [("spec.engine.securityProfile", "Restricted")], "restricted"),
+        ("decode", [("spec.nodeProfile", "CPU")], "baseline"),
+        ("decode", [], "privileged"),
+        ("decode", [("spec.engine.securityProfile", "Privileged")], "privileged"),
+    ],
+)
+def test_pods_pass_the_strictest_standard_that_they_can(
+    api: Api, namespace: str, part: str, edits: list[tuple[str, Any]], standard: str
+) -> None:
+    pod = pod_of(part, *edits)
+    admitted = [level for level in ("restricted", "baseline", "privileged") if admits(api, namespace, level, pod)]
+    assert admitted[0] == standard
+
+
+def admits(api: Api, namespace: str, level: str, pod: dict[str, Any]) -> bool:
+    """Does a namespace of that Pod Security level take the pod? Any other refusal is an error."""
+    name = f"{namespace}-{level}"
+    make_namespace(api, name, {"pod-security.kubernetes.io/enforce": level})
+    try:
+        api.request("POST", f"/api/v1/namespaces/{name}/pods?dryRun=All&fieldValidation=Strict", pod)
+    except ApiError as error:
+        if "violates PodSecurity" not in str(error):
+            raise
+        return False
+    finally:
+        api.request("DELETE", f"/api/v1/namespaces/{name}")
+    return True
