@@ -7,7 +7,7 @@ the router has to find out. Pods are on loopback, one port each; their second ad
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ FRESH = {"start": 1, "ready": True, "deleting": False, "phase": "Running", "gene
 class PodDeployment(Deployment):
     """All engines of the spec run; those that have a pod are the router's."""
 
+    namespace = "default"
+
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec)
         self.api = FakeApiServer()
@@ -52,10 +54,14 @@ class PodDeployment(Deployment):
             await self.api.stop()
         path = self.kubeconfig_path
         path.write_text(self.api.kubeconfig())
+        await self.start_router(path, ready=ready and api)
+
+    async def start_router(self, kubeconfig: Path, *, ready: bool = True, more: Sequence[str] = ()) -> None:
+        """Start the router with these credentials and further arguments."""
         flags = {**QUICK, **dict(self.spec.flags)}
-        source = ["--discover-kubernetes", f"default/{NAME}", "--kubeconfig", str(path)]
-        self._router = RouterProcess([], [], flags, source)
-        await self._router.start(ready=ready and api)
+        source = ["--discover-kubernetes", f"{self.namespace}/{NAME}", "--kubeconfig", str(kubeconfig)]
+        self._router = RouterProcess([], [], flags, [*source, *more])
+        await self._router.start(ready=ready)
 
     async def stop(self) -> None:
         """End everything."""

@@ -59,8 +59,9 @@ class EngineProbes:
         fleet, key = self._fleet, member.key
 
         def current() -> bool:
-            # A probe that was told to end may still see its connection close, when the key is already another engine's.
-            return fleet.member(key) is member
+            # A probe that was told to end still sees its connection close: that is no news of the engine, and the key
+            # may be another engine's already.
+            return key in self._probes and fleet.member(key) is member
 
         probe = EngineProbe(
             member.address,

@@ -202,6 +202,9 @@ class PodApi:
                 raise await _refusal(got)
             yield got
         finally:
+            if got.connection is not None and got.connection.transport is not None:
+                # Closing TLS in order waits for the server's farewell, and a server that is stuck says none.
+                got.connection.transport.abort()
             got.close()
 
 
