@@ -125,7 +125,9 @@ def test_a_restricted_deployment_answers_by_cluster_ip_and_by_name(strict_space:
         space.kubectl("exec", "deploy/web", "--", "touch", "/x")
     address = space.kubectl("get", "service", "web", "-o", "jsonpath={.spec.clusterIP}")
     fetch = ["curl", "-sS", "-o", "/dev/null", "-w", "%{http_code}"]
-    assert cluster.run(cluster.inside([*fetch, f"http://{address}/"])) == "200"
+    inside = cluster.inside([*fetch, f"http://{address}/"])
+    # kube-proxy hears of a ready pod a little after everybody else.
+    eventually("the Service", lambda: cluster.run(inside, check=False) == "200")
     # Also a pod that asks for itself through its Service.
     for url in (f"http://{address}/", f"http://web.{space.name}.svc/", "http://web/"):
         assert space.kubectl("exec", "deploy/web", "--", *fetch, url) == "200"
