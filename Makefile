@@ -23,12 +23,19 @@ $(STAMP): requirements/engine-cpu.txt pyproject.toml
 demo: $(STAMP) ## run a real pair behind the router, reuse OFF then ON; table and two plots
 	$(BIN)/pdctl demo
 
-test: $(STAMP) lint ## every test, fast layers first, real engines last
+test: $(STAMP) lint cluster-binaries ## every test, fast layers first, real engines last
 	$(BIN)/python -m pytest tests/unit tests/contract tests/component
+	$(BIN)/python -m pytest tests/cluster
 	$(BIN)/python -m pytest tests/engine
 
 test-fast: $(STAMP) ## unit, contract and component tests only
 	$(BIN)/python -m pytest tests/unit tests/contract tests/component
+
+cluster-binaries: $(STAMP) ## build Kubernetes, etcd and helm from Go modules into the cache (once)
+	$(BIN)/pdctl cluster build
+
+test-cluster: $(STAMP) cluster-binaries ## tests on a real Kubernetes of their own; needs root
+	$(BIN)/python -m pytest tests/cluster
 
 lint: $(STAMP) ## ruff, mypy strict, import contracts
 	$(BIN)/ruff check .
@@ -46,4 +53,4 @@ lock: ## pin requirements/engine-cpu.txt again from pyproject.toml (hashes, no a
 	$(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
 	  --generate-hashes --override requirements/overrides.txt pyproject.toml --extra dev --extra engine-cpu -o requirements/engine-cpu.txt
 
-.PHONY: help install demo test test-fast lint perf-router crds lock
+.PHONY: help install demo test test-fast cluster-binaries test-cluster lint perf-router crds lock

@@ -154,6 +154,7 @@ def kube_proxy(layout: Layout, node: int) -> str:
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
             "mode": "nftables",
+            "nftables": {"minSyncPeriod": "100ms"},
             "clusterCIDR": "10.244.0.0/16",
             "hostnameOverride": node_name(node),
             "clientConnection": {"kubeconfig": str(layout.pki / "kube-proxy.kubeconfig")},
