@@ -13,9 +13,9 @@ import openai
 import pytest
 import pytest_asyncio
 
-from support.engine_pair import Message, Pair, tiny_deployment, user
+from support.engine_pair import Message, Pair, Pairs, tiny_deployment, user
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 WORDS = 400
 TOOLS: list[dict[str, Any]] = [
@@ -36,15 +36,13 @@ TOOLS: list[dict[str, Any]] = [
 FORCED = {"type": "function", "function": {"name": "weather"}}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def pair(pairs: Pairs) -> Pair:
     """One pair for all clients."""
-    running = await Pair.start(tiny_deployment(), tmp_path_factory.mktemp("clients"))
-    yield running
-    await running.stop()
+    return await pairs.use(tiny_deployment(), "verified")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def client(pair: Pair) -> AsyncIterator[openai.AsyncOpenAI]:
     """The official client with nothing but a base URL and a key."""
     made = openai.AsyncOpenAI(base_url=f"{pair.deployment.urls.router}/v1", api_key="tenant-a", max_retries=0)

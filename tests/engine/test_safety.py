@@ -8,15 +8,15 @@ comparison can fail is shown at the end: a wrong handle sent to a stock engine b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from support.engine_pair import TOLERANCE, Answer, Message, Pair, distance, tiny_deployment, user
+from support.engine_pair import TOLERANCE, Answer, Message, Pair, Pairs, distance, tiny_deployment, user
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 PROMPT_WORDS = 700
 TOOLS = [
@@ -31,12 +31,10 @@ TOOLS = [
 ]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["Verified", "Stock"])
-async def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=["Verified", "Stock"])
+async def pair(request: pytest.FixtureRequest, pairs: Pairs) -> Pair:
     """One pair per connector; the whole list is played against each."""
-    running = await Pair.start(tiny_deployment(request.param), tmp_path_factory.mktemp(request.param.lower()))
-    yield running
-    await running.stop()
+    return await pairs.use(tiny_deployment(request.param), request.param.lower())
 
 
 @pytest.fixture

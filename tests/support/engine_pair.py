@@ -8,7 +8,7 @@ tolerance. Texts are not compared: bfloat16 sums in another order may tip a near
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -162,3 +162,26 @@ def distance(one: Answer, other: Answer) -> float:
 def user(text: str) -> Message:
     """A user message."""
     return {"role": "user", "content": text}
+
+
+@dataclass(slots=True)
+class Pairs:
+    """The pair that runs now. Asking for another one stops it: a start costs a minute of both cores."""
+
+    new_folder: Callable[[str], Path]
+    _wanted: PDDeployment | None = field(default=None)
+    _running: Pair | None = field(default=None)
+
+    async def use(self, deployment: PDDeployment, name: str) -> Pair:
+        """A running pair of exactly this deployment; ``name`` names its log folder if it has to be started."""
+        if self._running is None or self._wanted != deployment:
+            await self.stop()
+            self._running = await Pair.start(deployment, self.new_folder(name))
+            self._wanted = deployment
+        return self._running
+
+    async def stop(self) -> None:
+        """Stop the pair if one runs."""
+        running, self._running, self._wanted = self._running, None, None
+        if running is not None:
+            await running.stop()

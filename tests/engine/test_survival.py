@@ -9,28 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
-from support.engine_pair import Message, Pair, tiny_deployment, user
+from support.engine_pair import Message, Pair, Pairs, tiny_deployment, user
 from support.waiting import until
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 
 PROMPT_WORDS = 500
 TTL = 45
 """Seconds that D keeps a turn's blocks; the router's own limit is derived from it."""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def pair(pairs: Pairs) -> Pair:
     """One pair with a short TTL."""
-    deployment = tiny_deployment(ttl=TTL)
-    running = await Pair.start(deployment, tmp_path_factory.mktemp("failures"))
-    yield running
-    await running.stop()
+    return await pairs.use(tiny_deployment(ttl=TTL), "survival")
 
 
 async def one_turn(pair: Pair) -> list[Message]:
