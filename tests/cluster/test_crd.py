@@ -20,13 +20,13 @@ from pd_operator.core.render_children import RenderContext, render_children
 from pd_operator.core.render_resources import amount
 from pdctl.shell.cluster.api import APPLY, MERGE, Api, ApiError
 from pdctl.shell.cluster.cluster import EmbeddedCluster
-from support.bad_specs import BadSpec, bad_specs
+from support.bad_specs import NEIGHBOURS, BadSpec, bad_specs
 from support.clusters import eventually, make_namespace
 from support.pddeployments import EXAMPLES, edited, example, smallest
+from support.spec_edits import IMAGE, TABLE, Edit
 
 ROOT = Path(__file__).parents[2]
 DEFINITION = ROOT / "crds" / "pddeployments.yaml"
-IMAGE = ("spec.engine.image", "r.example/vllm:v0.32.0")
 CONTEXT = RenderContext("", "r.example/pd-router:1", "r.example/pd-connector:1")
 NAMES = [path.stem for path in sorted(EXAMPLES.glob("*.yaml"))]
 BAD = list(bad_specs())
@@ -79,6 +79,18 @@ def test_a_bad_object_is_refused_by_name_of_the_field(api: Api, bad: BadSpec) ->
     assert bad.server_path in str(refused.value)
 
 
+@pytest.mark.parametrize(("field", "value", "first"), [(row[0], row[1], row[3]) for row in TABLE])
+def test_what_is_good_here_is_good_there(api: Api, field: str, value: Any, first: tuple[Edit, ...]) -> None:
+    raw = edited(smallest(), IMAGE, *first, (f"spec.{field}", value))
+    assert parse_deployment(tried(api, raw)).spec == parse_deployment(raw).spec
+
+
+@pytest.mark.parametrize("edits", [row[1] for row in NEIGHBOURS], ids=[row[0] for row in NEIGHBOURS])
+def test_neighbours_of_bad_values_are_accepted(api: Api, edits: list[Edit]) -> None:
+    raw = edited(edited(smallest(), ("spec.engine.image", "r.example/engine:1")), *edits)
+    assert parse_deployment(tried(api, raw)).spec == parse_deployment(raw).spec
+
+
 def test_there_are_many_bad_objects() -> None:
     assert sum(bad.by_server for bad in BAD) >= 40
 
@@ -99,7 +111,7 @@ def test_without_an_image_there_can_be_no_pods(api: Api) -> None:
         ([("spec.decode.sort", 1)], 'unknown field "spec.decode.sort"'),
     ],
 )
-def test_the_message_says_what_to_write_instead(api: Api, edits: list[tuple[str, Any]], message: str) -> None:
+def test_the_message_says_what_to_write_instead(api: Api, edits: list[Edit], message: str) -> None:
     with pytest.raises(ApiError) as refused:
         tried(api, edited(edited(smallest(), IMAGE), *edits))
     assert message in str(refused.value)
@@ -218,7 +230,7 @@ def same_quantity(stored: Any, sent: Any) -> bool:
         return False
 
 
-def pod_of(part: str, *edits: tuple[str, Any]) -> dict[str, Any]:
+def pod_of(part: str, *edits: Edit) -> dict[str, Any]:
     """A pod from the template of one part."""
     raw = edited(smallest(), IMAGE, *edits)
     [found] = [
@@ -243,7 +255,7 @@ def pod_of(part: str, *edits: tuple[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_pods_pass_the_strictest_standard_that_they_can(
-    api: Api, namespace: str, part: str, edits: list[tuple[str, Any]], standard: str
+    api: Api, namespace: str, part: str, edits: list[Edit], standard: str
 ) -> None:
     pod = pod_of(part, *edits)
     admitted = [level for level in ("restricted", "baseline", "privileged") if admits(api, namespace, level, pod)]

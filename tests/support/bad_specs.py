@@ -290,6 +290,35 @@ PODS: list[tuple[str, list[Edit], str, str]] = [
 ]  # fmt: skip
 """What pods are told."""
 
+NEIGHBOURS: list[tuple[str, list[Edit]]] = [
+    ("token from a Secret", [("spec.engine.env", env("HF_TOKEN", None, {"name": "hub", "key": "token"}))]),
+    ("interfaces excluded", [("spec.engine.env", env("NCCL_SOCKET_IFNAME", "^lo,docker"))]),
+    ("router TTL at the limit", [("spec.kvTransfer.routerTTLSeconds", 470)]),
+    ("oldest version", [("spec.engine.vllmVersion", "0.29.0")]),
+    ("newest version", [("spec.engine.image", "vllm/vllm-openai:v0.33.2")]),
+    ("another product's version", [("spec.engine.image", "r.example/team/engine:1.4.0")]),
+    ("tag that says nothing", [("spec.engine.image", "vllm/vllm-openai:nightly")]),
+    ("digest", [("spec.engine.image", "vllm/vllm-openai@sha256:" + "0" * 64)]),
+    ("unequal widths without reuse",
+     [("spec.prefill.tensorParallelSize", 4), ("spec.decode.tensorParallelSize", 8),
+      ("spec.kvTransfer.bidirectional", "Disabled")]),
+    ("recompute with our connector", [("spec.kvTransfer.loadFailurePolicy", "Recompute")]),
+    ("negative value", [("spec.engine.extraArgs", ["--max-logprobs", "-1"])]),
+    ("value with spaces", [("spec.engine.extraArgs", ["--override-generation-config={\"a\": 1}"])]),
+    ("flag that begins like a rendered one", [("spec.prefill.extraArgs", ["--model-impl", "auto"])]),
+    ("efa spelt out", [("spec.engine.env", env("FI_PROVIDER", "efa"))]),
+    ("path that begins like one of ours", [("spec.model.source.mountPath", "/dev/shmodels")]),
+    ("folder beside one of ours", [("spec.model.source.mountPath", "/var/cache/weights")]),
+    ("integers as amounts", [("spec.decode.resources", {"requests": {"cpu": 4}, "limits": {"nvidia.com/gpu": 1}})]),
+    ("request below the limit", [("spec.router.resources", {"requests": {"cpu": "1500m"}, "limits": {"cpu": 2}})]),
+    ("every taint", [("spec.decode.pod.tolerations", [{"operator": "Exists"}])]),
+    ("label with a domain", [("spec.decode.pod.labels", {"example.com/team": "x"})]),
+    ("label that begins like ours", [("spec.decode.pod.labels", {"pdserving.device": "x"})]),
+    ("JSON text", [("spec.kvTransfer.extraConfig", extra("num_threads", "4"))]),
+    ("canary", [("spec.decode.updateStrategy", {"partition": 1, "maxUnavailable": 2})]),
+]  # fmt: skip
+"""Good edits close to bad ones."""
+
 OPERATOR_ONLY = frozenset({"version and tag differ", "flag --kv-tr", "fraction"})
 """Within its cost limits CEL knows no abbreviations; an API server takes 8.0 for 8."""
 

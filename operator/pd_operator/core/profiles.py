@@ -61,7 +61,6 @@ CPU: Final = Profile(
     # Compiling takes minutes on a few cores and gains little there.
     flags=("--enforce-eager",),
     # Without a list UCX also probes devices that such a machine does not have.
-    # Without a list UCX also probes devices that such a machine does not have.
     env={"UCX_TLS": "tcp,shm,self", "VLLM_CPU_KVCACHE_SPACE": "2"},
     one_host=True,
 )

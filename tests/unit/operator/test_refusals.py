@@ -11,7 +11,18 @@ from pd_operator.core import rules
 from pd_operator.core.model import PDDeployment
 from pd_operator.core.parse import parse_deployment
 from pd_operator.core.problems import SpecError
-from support.bad_specs import ARGUMENTS, PODS, RULES, SCHEMA, SHARED_ARGUMENTS, VARIABLES, Edit, bad_specs, env
+from support.bad_specs import (
+    ARGUMENTS,
+    NEIGHBOURS,
+    PODS,
+    RULES,
+    SCHEMA,
+    SHARED_ARGUMENTS,
+    VARIABLES,
+    Edit,
+    bad_specs,
+    env,
+)
 from support.pddeployments import deployment, edited, smallest
 
 
@@ -70,27 +81,7 @@ def test_variable_that_both_roles_need(name: str) -> None:
     assert deployment(("spec.engine.env", env(name))).spec.engine.env[0].name == name
 
 
-ACCEPTED: list[tuple[str, list[Edit]]] = [
-    ("token from a Secret", [("spec.engine.env", env("HF_TOKEN", None, {"name": "hub", "key": "token"}))]),
-    ("interfaces excluded", [("spec.engine.env", env("NCCL_SOCKET_IFNAME", "^lo,docker"))]),
-    ("router TTL at the limit", [("spec.kvTransfer.routerTTLSeconds", 470)]),
-    ("oldest version", [("spec.engine.vllmVersion", "0.29.0")]),
-    ("newest version", [("spec.engine.image", "vllm/vllm-openai:v0.33.2")]),
-    ("another product's version", [("spec.engine.image", "r.example/team/engine:1.4.0")]),
-    ("tag that says nothing", [("spec.engine.image", "vllm/vllm-openai:nightly")]),
-    ("digest", [("spec.engine.image", "vllm/vllm-openai@sha256:" + "0" * 64)]),
-    ("unequal widths without reuse",
-     [("spec.prefill.tensorParallelSize", 4), ("spec.decode.tensorParallelSize", 8),
-      ("spec.kvTransfer.bidirectional", "Disabled")]),
-    ("recompute with our connector", [("spec.kvTransfer.loadFailurePolicy", "Recompute")]),
-    ("negative value", [("spec.engine.extraArgs", ["--max-logprobs", "-1"])]),
-    ("value with spaces", [("spec.engine.extraArgs", ["--override-generation-config={\"a\": 1}"])]),
-    ("flag that begins like a rendered one", [("spec.prefill.extraArgs", ["--model-impl", "auto"])]),
-    ("efa spelt out", [("spec.engine.env", env("FI_PROVIDER", "efa"))]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("edits", [row[1] for row in ACCEPTED], ids=[row[0] for row in ACCEPTED])
+@pytest.mark.parametrize("edits", [row[1] for row in NEIGHBOURS], ids=[row[0] for row in NEIGHBOURS])
 def test_neighbours_of_refused_values_are_accepted(edits: list[Edit]) -> None:
     assert deployment(*edits).spec.model.name == "Qwen/Qwen3-32B"
 

@@ -1,0 +1,123 @@
+"""One legal edit of every field of the spec, with the pods that it restarts.
+
+Shared by the unit tests, which compare templates, and the cluster tests, which ask a real API server to accept them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Edit = tuple[str, Any]
+
+IMAGE: Edit = ("spec.engine.image", "r.example/vllm:v0.32.0")
+SECRET = {"name": "hub", "key": "token"}
+
+P, D, R = "prefill", "decode", "router"
+ENGINES = {P, D}
+ALL = {P, D, R}
+NOBODY: set[str] = set()
+
+CUSTOM: tuple[Edit, ...] = (("spec.nodeProfile", "Custom"), ("spec.customProfile", {}))
+UNEQUAL: tuple[Edit, ...] = (("spec.kvTransfer.bidirectional", "Disabled"),)
+RESTRICTED: tuple[Edit, ...] = (("spec.engine.securityProfile", "Restricted"),)
+LISTED: tuple[Edit, ...] = (("spec.model.source", {"persistentVolumeClaim": {"claimName": "a"}}),)
+EMPTY: tuple[Edit, ...] = (("spec.model.source", {"emptyDir": {}}),)
+
+Row = tuple[str, Any, set[str], tuple[Edit, ...]]
+
+TABLE: list[Row] = [
+    ("model.name", "Qwen/Qwen3-8B", ALL, ()),
+    ("model.servedName", "chat", ALL, ()),
+    ("model.revision", "abc", ENGINES, ()),
+    ("model.maxModelLen", 4096, ENGINES, ()),
+    ("model.dtype", "float16", ENGINES, ()),
+    ("model.source.download", "Forbidden", ENGINES, ()),
+    ("model.source.tokenSecretRef", SECRET, ENGINES, ()),
+    ("model.source.persistentVolumeClaim.claimName", "b", ENGINES, LISTED),
+    ("model.source.persistentVolumeClaim.readOnly", True, ENGINES, LISTED),
+    ("model.source.emptyDir.sizeLimitGiB", 10, ENGINES, EMPTY),
+    ("model.source.hostPath.path", "/mnt/b", ENGINES, (("spec.model.source", {"hostPath": {"path": "/mnt/a"}}),)),
+    ("model.source.mountPath", "/weights", ENGINES, EMPTY),
+    ("engine.image", "r.example/vllm:v0.33.0", ENGINES, ()),
+    ("engine.imagePullPolicy", "Always", ENGINES, ()),
+    ("engine.vllmVersion", "0.32.0", ENGINES, ()),
+    ("engine.maxNumSeqs", 4, ENGINES, ()),
+    ("engine.blockSize", 32, ENGINES, ()),
+    ("engine.gpuMemoryUtilizationPercent", 80, ENGINES, ()),
+    ("engine.startupTimeoutSeconds", 600, ENGINES, ()),
+    ("engine.shutdownTimeoutSeconds", 60, ENGINES, ()),
+    ("engine.preStopSeconds", 1, ENGINES, ()),
+    ("engine.sharedMemoryGiB", 1, ENGINES, ()),
+    ("engine.securityProfile", "Privileged", ENGINES, ()),
+    ("engine.runAsUser", 1000, ENGINES, RESTRICTED),
+    ("engine.hostNetwork", "Enabled", ENGINES, ()),
+    ("engine.selfTest", "Disabled", ENGINES, ()),
+    ("engine.extraArgs", ["--enforce-eager"], ENGINES, ()),
+    ("engine.env", [{"name": "A", "value": "b"}], ENGINES, ()),
+    ("nodeProfile", "CPU", ENGINES, ()),
+    ("customProfile.device", "CPU", ENGINES, CUSTOM),
+    ("customProfile.acceleratorsPerNode", 4, NOBODY, CUSTOM),
+    ("customProfile.defaultBackend", "LIBFABRIC", ENGINES, CUSTOM),
+    ("router.replicas", 3, NOBODY, ()),
+    ("router.handleStore.maxBytes", 1 << 20, {R}, ()),
+    ("router.handleStore.maxEntries", 5, {R}, ()),
+    ("router.auth.tenantFrom", "Header", {R}, ()),
+    ("router.auth.anonymous", "Allowed", {R}, ()),
+    ("router.limits.maxBodyBytes", 2048, {R}, ()),
+    ("router.limits.maxInflight", 5, {R}, ()),
+    ("router.limits.maxQueue", 5, {R}, ()),
+    *((f"router.timeouts.{name}Seconds", 7, {R}, ()) for name in
+      ("queue", "connect", "prefill", "pull", "firstByte", "idle", "answer", "drain")),
+    ("router.image", "r.example/pd-router:2", {R}, ()),
+    ("router.resources.requests", {"cpu": 2}, {R}, ()),
+    ("router.resources.limits", {"cpu": 2}, {R}, ()),
+    ("router.podDisruptionBudget", "Disabled", NOBODY, ()),
+    ("router.service.type", "NodePort", NOBODY, ()),
+    ("router.service.port", 8080, NOBODY, ()),
+    ("router.service.annotations", {"a": "b"}, NOBODY, ()),
+    ("router.service.sessionAffinity", "ClientIP", NOBODY, ()),
+    ("kvTransfer.bidirectional", "Disabled", ALL, ()),
+    ("kvTransfer.decoderBlocksTTLSeconds", 120, ALL, ()),
+    ("kvTransfer.routerTTLSeconds", 60, {R}, ()),
+    ("kvTransfer.recomputeThresholdTokens", 128, ALL, ()),
+    ("kvTransfer.backend", "LIBFABRIC", ENGINES, CUSTOM),
+    ("kvTransfer.connector", "Stock", ENGINES, ()),
+    ("kvTransfer.connectorImage", "r.example/pd-connector:2", ENGINES, ()),
+    ("kvTransfer.loadFailurePolicy", "Recompute", ENGINES, ()),
+    ("kvTransfer.leaseDurationSeconds", 60, ENGINES, ()),
+    ("kvTransfer.extraConfig", [{"name": "num_threads", "value": "4"}], ENGINES, ()),
+    ("topology.zone", "Any", ENGINES, ()),
+    ("topology.hosts", "Any", ENGINES, ()),
+    ("networkPolicy.mode", "Disabled", NOBODY, ()),
+    ("networkPolicy.monitoringNamespaces", ["monitoring"], NOBODY, ()),
+    ("imagePullSecrets", [{"name": "pull"}], ALL, ()),
+    *((f"{part}.pod.{name}", value, {part}, ()) for part in (P, D, R) for name, value in (
+        ("labels", {"team": "x"}),
+        ("annotations", {"a": "b"}),
+        ("nodeSelector", {"pool": "x"}),
+        ("nodeMatchExpressions", [{"key": "a", "operator": "Exists"}]),
+        ("tolerations", [{"key": "a", "operator": "Exists"}]),
+        ("priorityClassName", "high"),
+        ("runtimeClassName", "nvidia"),
+    )),
+    *((f"{role}.{name}", value, who and {role}, ()) for role in (P, D) for name, value, who in (
+        ("replicas", 4, NOBODY),
+        ("scaling", "External", NOBODY),
+        ("maxNumSeqs", 2, ALL),
+        ("prefixCaching", False, ALL),
+        ("extraArgs", ["--enforce-eager"], ALL),
+        ("env", [{"name": "A", "value": "b"}], ALL),
+        ("resources.requests", {"cpu": 7}, ALL),
+        ("resources.limits", {"memory": "500Gi"}, ALL),
+        ("pod.serviceAccountName", "engines", ALL),
+        ("updateStrategy.type", "OnDelete", NOBODY),
+        ("updateStrategy.partition", 1, NOBODY),
+        ("updateStrategy.maxUnavailable", 2, NOBODY),
+        ("minReadySeconds", 0, NOBODY),
+        ("podDisruptionBudget", "Disabled", NOBODY),
+    )),
+    # Both roles count in the generation, since each reads what the other wrote.
+    ("prefill.tensorParallelSize", 2, ENGINES, UNEQUAL),
+    ("decode.tensorParallelSize", 2, ENGINES, UNEQUAL),
+]  # fmt: skip
+"""Field, new value, whose pods restart, and what must be set before."""
