@@ -61,6 +61,10 @@ class FaultyPort:
         """See ClusterApi."""
         return await self._call(lambda: self.inner.apply(manifest, uid))
 
+    async def hand_over(self, manifest: Mapping[str, Any], uid: str) -> None:
+        """See ClusterApi."""
+        return await self._call(lambda: self.inner.hand_over(manifest, uid))
+
     async def apply_status(self, ref: Ref, uid: str, status: Mapping[str, Any]) -> Mapping[str, Any]:
         """See ClusterApi."""
         return await self._call(lambda: self.inner.apply_status(ref, uid, status))

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from pd_operator.core.observed import MANAGER
+from pd_operator.core.observed import HAND_OVER_MANAGER, MANAGER
 from pd_operator.core.observed_kinds import DEPLOYMENTS, EVENTS, Kind, Ref, kind_named
 from pd_operator.shell.api import ApiError
 
@@ -131,12 +131,23 @@ class MemoryCluster:
         metadata = new["metadata"]
         metadata.setdefault("uid", f"uid-{next(self._uid)}")
         entry = {"manager": MANAGER, "operation": "Apply", "fieldsV1": _record(_owned_part(manifest))}
-        metadata["managedFields"] = [entry]
+        others = [one for one in metadata.get("managedFields", []) if one["manager"] != MANAGER]
+        metadata["managedFields"] = [entry, *others]
         changed = old is None or old.get("spec") != new.get("spec")
         metadata["generation"] = metadata.get("generation", 0) + int(changed)
         if old is not None and _without_generation(old) == _without_generation(new) and not changed:
             return copy.deepcopy(old)
         return copy.deepcopy(self._store(ref, new))
+
+    async def hand_over(self, manifest: Mapping[str, Any], uid: str) -> None:
+        """See ClusterApi."""
+        ref = _ref(manifest)
+        self._write("hand over", ref)
+        new = copy.deepcopy(self.objects[ref])
+        others = [one for one in new["metadata"]["managedFields"] if one["manager"] != HAND_OVER_MANAGER]
+        entry = {"manager": HAND_OVER_MANAGER, "operation": "Apply", "fieldsV1": _record(_owned_part(manifest))}
+        new["metadata"]["managedFields"] = [*others, entry]
+        self._store(ref, new)
 
     async def apply_status(self, ref: Ref, uid: str, status: Mapping[str, Any]) -> Mapping[str, Any]:
         """See ClusterApi."""
@@ -194,7 +205,7 @@ def _selects(selector: str, raw: Mapping[str, Any]) -> bool:
 
 def _merged(old: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Apply: what we set is set, what we set before and do not any more is removed, the rest stays."""
-    kept = _without(old, _own_entry(old) or {}) if old else {}
+    kept = _without(old, _own_entry(old) or {}, _entry(old, HAND_OVER_MANAGER) or {}) if old else {}
     return _overlay(kept, manifest)
 
 
@@ -207,20 +218,24 @@ def _overlay(below: Any, above: Any) -> Any:
     return result
 
 
-def _without(value: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+def _without(value: Mapping[str, Any], record: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for key, item in value.items():
-        entry = record.get(f"f:{key}")
-        if entry is None:
+        entry, other = record.get(f"f:{key}"), others.get(f"f:{key}")
+        if entry is None or other == {}:
             kept[key] = copy.deepcopy(item)
         elif isinstance(item, Mapping) and entry:
-            kept[key] = _without(item, entry)
+            kept[key] = _without(item, entry, other or {})
     return kept
 
 
 def _own_entry(raw: Mapping[str, Any]) -> dict[str, Any] | None:
+    return _entry(raw, MANAGER)
+
+
+def _entry(raw: Mapping[str, Any], manager: str) -> dict[str, Any] | None:
     for entry in raw["metadata"].get("managedFields", []):
-        if entry["manager"] == MANAGER:
+        if entry["manager"] == manager:
             fields = entry["fieldsV1"]
             assert isinstance(fields, dict)
             return fields

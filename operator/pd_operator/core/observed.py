@@ -18,7 +18,10 @@ from pd_operator.core.observed_router import RouterAnswer
 from pd_wire import names
 
 MANAGER: Final = "pd-operator"
-"""Field manager of every write."""
+"""Field manager of every write but one."""
+
+HAND_OVER_MANAGER: Final = "pd-operator-handover"
+"""Holds a field for the moment in which the operator lets go of it, until its new owner writes it."""
 
 HASH_ANNOTATION: Final = f"{names.API_GROUP}/rendered-hash"
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"

@@ -8,6 +8,8 @@ changed by hand is then found by ownership: a server-side apply records which fi
 writer changes or removes leaves that record. So a child is applied when it is absent, when its hash differs, or when a
 field that we render is not ours any more (`plan_ownership`). Fields that others add beside ours are left alone.
 
+Replicas that go over to an autoscaler keep their value: see `Apply.hand_over`.
+
 When a child is deleted
 -----------------------
 Only when its controller is this very object (by uid), it carries our managed-by label, and nothing rendered has its
@@ -35,7 +37,7 @@ from typing import Any, Final
 
 from pd_operator.core.observed import HASH_ANNOTATION, IMMUTABLE, Child, Observed, immutable_fields
 from pd_operator.core.observed_kinds import Ref, kind_named
-from pd_operator.core.plan_ownership import lost_fields
+from pd_operator.core.plan_ownership import lost_fields, owns
 from pd_operator.core.reasons import Reason
 from pd_wire import names
 
@@ -56,12 +58,18 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Server-side apply. `uid` is that of the object seen, None when none was: another object is then not touched."""
+    """Server-side apply.
+
+    Attributes:
+        uid: that of the object seen, None when none was: another object is then not touched.
+        hand_over: fields that we stop sending and that must keep their value; another manager takes them first.
+    """
 
     ref: Ref
     manifest: Manifest
     why: Why
     uid: str | None
+    hand_over: Manifest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +168,7 @@ def _step(
         changed = changed_immutable_fields(manifest, child)
         if changed:
             return _replace(manifest, child, changed)
-        return Apply(ref, manifest, Why.CHANGED, child.uid), None
+        return Apply(ref, manifest, Why.CHANGED, child.uid, _hand_over(manifest, child)), None
     if lost_fields(manifest, child.owned_fields) - not_kept.get(child.uid, frozenset()):
         return Apply(ref, manifest, Why.EDITED, child.uid), None
     return None, None
@@ -178,6 +186,15 @@ def _replace(manifest: Manifest, child: Child, changed: tuple[str, ...]) -> tupl
         return None, Refusal(ref, role, Reason.IMMUTABLE_FIELD, message)
     message = f"{ref} is replaced because {fields} can't change in place; its pods run on"
     return Delete(ref, child.uid, Why.IMMUTABLE, orphan=True), Refusal(ref, role, Reason.WAITING_FOR_CLEANUP, message)
+
+
+def _hand_over(manifest: Manifest, child: Child) -> Manifest | None:
+    """The replicas of a role that an autoscaler takes over: a field that its only owner drops falls to its default."""
+    if child.workload is None or "replicas" in manifest["spec"] or not owns(child.owned_fields, "spec", "replicas"):
+        return None
+    metadata = {key: manifest["metadata"][key] for key in ("name", "namespace")}
+    frame = {"apiVersion": manifest["apiVersion"], "kind": manifest["kind"], "metadata": metadata}
+    return {**frame, "spec": {"replicas": child.workload.wanted}}
 
 
 def _blocked(manifest: Manifest, child: Child, observed: Observed) -> Refusal | None:

@@ -30,6 +30,16 @@ def lost_fields(manifest: Mapping[str, Any], owned_fields: str) -> frozenset[str
     return frozenset(_lost_in_object(_tracked(manifest), record, ""))
 
 
+def owns(owned_fields: str, *path: str) -> bool:
+    """Is the field at that path (of plain objects) ours?"""
+    record = json.loads(owned_fields) if owned_fields else {}
+    for part in path:
+        if f"f:{part}" not in record:
+            return False
+        record = record[f"f:{part}"]
+    return True
+
+
 def _tracked(manifest: Mapping[str, Any]) -> dict[str, Any]:
     body = {key: value for key, value in manifest.items() if key not in _NOT_TRACKED}
     metadata = {key: value for key, value in body.pop("metadata", {}).items() if key not in _NOT_TRACKED_METADATA}

@@ -122,6 +122,9 @@ def _progressing(facts: Mapping[str, RoleFacts], roles: Mapping[str, Verdict]) -
 def _condition(
     kind: ConditionType, verdict: Verdict, previous: Condition | None, generation: int, now: str
 ) -> Condition:
+    if verdict.reason is Reason.ROUTER_NOT_ASKED and previous is not None and previous.reason != Reason.DISABLED:
+        # A restarted operator knows nothing for a second; that is no reason to change anything.
+        return previous.model_copy(update={"observed_generation": generation})
     same = previous is not None and previous.status is verdict.status
     return Condition(
         type=kind.value,

@@ -61,6 +61,9 @@ class ClusterApi(Protocol):
     async def apply(self, manifest: Mapping[str, Any], uid: str | None) -> Mapping[str, Any]:
         """Server-side apply. With a uid only that object is changed; without one, nothing that others own."""
 
+    async def hand_over(self, manifest: Mapping[str, Any], uid: str) -> None:
+        """Make another field manager own the fields of a manifest, at the value that they have."""
+
     async def apply_status(self, ref: Ref, uid: str, status: Mapping[str, Any]) -> Mapping[str, Any]:
         """Server-side apply of the status subresource of a PDDeployment."""
 

@@ -66,6 +66,8 @@ class Hands:
         self.not_kept = {uid: paths for uid, paths in self.not_kept.items() if uid in uids}
 
     async def _apply(self, action: Apply) -> None:
+        if action.hand_over is not None and action.uid is not None:
+            await self._api.hand_over(action.hand_over, action.uid)
         raw = await self._api.apply(action.manifest, action.uid)
         self._metrics.writes.labels(action.ref.kind, action.why.value).inc()
         self._log("applied %s in %s (%s)", action.ref, action.ref.namespace, action.why.value)

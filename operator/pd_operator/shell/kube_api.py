@@ -16,7 +16,7 @@ from urllib.parse import quote
 import aiohttp
 from kubernetes.aio.client import ApiClient
 
-from pd_operator.core.observed import MANAGER
+from pd_operator.core.observed import HAND_OVER_MANAGER, MANAGER
 from pd_operator.core.observed_kinds import DEPLOYMENTS, EVENTS, Kind, Ref, kind_named
 from pd_operator.shell.api import ApiError
 from pd_operator.shell.login import load_configuration
@@ -77,6 +77,13 @@ class KubeApi:
         # Without a uid the object was absent a moment ago: what somebody else has made since must not be overwritten.
         query = {"fieldManager": MANAGER, "force": "true" if uid else "false"}
         return await self._call("PATCH", path, query, body, _APPLY)
+
+    async def hand_over(self, manifest: Mapping[str, Any], uid: str) -> None:
+        """See ClusterApi. Without force: when the value has changed meanwhile, the server says Conflict."""
+        metadata = manifest["metadata"]
+        body = {**manifest, "metadata": {**metadata, "uid": uid}}
+        path = _path(kind_named(manifest["kind"]), metadata["namespace"], metadata["name"])
+        await self._call("PATCH", path, {"fieldManager": HAND_OVER_MANAGER, "force": "false"}, body, _APPLY)
 
     async def apply_status(self, ref: Ref, uid: str, status: Mapping[str, Any]) -> Mapping[str, Any]:
         """See ClusterApi."""

@@ -27,7 +27,10 @@ TIMEOUT: Final = 2.0
 AT_ONCE: Final = 16
 ANSWER_LIMIT: Final = 1 << 20
 FORGIVEN: Final = 2
-"""Failed questions in a row for which the last answer still counts."""
+"""Failed questions in a row for which the last answer still counts, or none is given."""
+
+SOON: Final = 5.0
+"""Seconds after which a router that did not answer is asked again, if its turn does not come sooner."""
 
 TICK: Final = 1.0
 
@@ -98,7 +101,8 @@ class RouterPoll:
     def _missed(self, pod: Pod, error: Exception) -> None:
         failures = self._failures.get(pod.uid, 0) + 1
         self._failures[pod.uid] = failures
-        if failures > FORGIVEN or pod.uid not in self._answers:
+        self._due[pod.uid] = self._clock() + min(SOON, self._interval)
+        if failures > FORGIVEN:
             logger.info("router %s/%s does not answer: %s", pod.namespace, pod.name, error or type(error).__name__)
             self._keep(pod, None)
 

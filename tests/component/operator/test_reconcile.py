@@ -220,6 +220,18 @@ async def test_replicas_of_an_autoscaled_role_are_left_alone(bench: Bench) -> No
     assert bench.cluster.objects[STATEFUL_SET]["spec"]["replicas"] == 5
 
 
+async def test_a_role_that_is_handed_over_to_an_autoscaler_keeps_its_replicas(bench: Bench) -> None:
+    bench.create(("spec.decode.replicas", 3))
+    operator = await bench.operator()
+    await bench.settle(operator)
+    bench.change(("spec.decode.scaling", "External"))
+    await bench.settle(operator)
+    assert bench.cluster.objects[STATEFUL_SET]["spec"]["replicas"] == 3
+    bench.change(("spec.decode.scaling", "Fixed"), ("spec.decode.replicas", 2))
+    await bench.settle(operator)
+    assert bench.cluster.objects[STATEFUL_SET]["spec"]["replicas"] == 2
+
+
 async def test_an_orphaned_pods_successor_adopts_them(bench: Bench) -> None:
     bench.create()
     operator = await bench.operator()

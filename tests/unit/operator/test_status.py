@@ -300,6 +300,14 @@ def test_reuse(case: tuple[Any, Any, Any, Any]) -> None:
     assert word(status, ConditionType.READY) == ("True", "AllReady"), "reuse is not readiness"
 
 
+def test_a_restarted_operator_keeps_what_was_known_until_it_has_asked() -> None:
+    known = compute_status(wish(), seen(pods=(ROUTER,), routers={"r-0": GOOD}), (), NOW)
+    assert compute_status(wish(), seen(pods=(ROUTER,), status=known.document()), (), LATER) == known
+    off = compute_status(wish(("spec.kvTransfer.bidirectional", "Disabled")), seen(pods=(ROUTER,)), (), NOW)
+    on = compute_status(wish(), seen(pods=(ROUTER,), status=off.document()), (), LATER)
+    assert word(on, ConditionType.BIDIRECTIONAL_ACTIVE) == ("Unknown", "RouterNotAsked")
+
+
 def test_reuse_that_is_switched_off() -> None:
     off = wish(("spec.kvTransfer.bidirectional", "Disabled"))
     status = compute_status(off, seen(pods=(ROUTER,), routers={"r-0": GOOD}), (), NOW)

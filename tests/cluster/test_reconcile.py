@@ -1,0 +1,483 @@
+"""The operator against a real API server and its controllers: what it makes, heals and leaves alone, and that it writes
+nothing when nothing changed. Writes are counted by the server's audit log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pd_operator.core.observed import HASH_ANNOTATION
+from pdctl.shell.cluster.api import APPLY
+from pdctl.shell.cluster.cluster import EmbeddedCluster
+from support.api_faults import Fault
+from support.clusters import eventually, exists
+from support.operator_lab import STRATEGIC, Lab, router_at
+from support.operator_process import OperatorProcess
+
+ALL_CHILDREN = {
+    "ServiceAccount qwen-router", "Role qwen-router", "RoleBinding qwen-router", "Service qwen-router",
+    "Service qwen-prefill", "Service qwen-decode", "NetworkPolicy qwen-engines", "NetworkPolicy qwen-router",
+    "StatefulSet qwen-prefill", "StatefulSet qwen-decode", "Deployment qwen-router",
+}  # fmt: skip
+
+
+BAD = ("spec.engine.vllmVersion", "0.31.0")
+"""Not what the image's tag says: one of the few mistakes that an API server can't see."""
+
+
+@pytest.fixture
+def lab(light_cluster: EmbeddedCluster, namespace: str, tmp_path: Path) -> Iterator[Lab]:
+    """A namespace of its own."""
+    made = Lab(light_cluster, namespace, tmp_path)
+    yield made
+    made.close()
+
+
+def test_an_object_gets_all_children_and_a_second_apply_changes_nothing(lab: Lab) -> None:
+    operator = lab.operator("--resync", "2", "--router-poll", "1")
+    raw = lab.create()
+    lab.settled(operator)
+    children = lab.children()
+    assert {str(ref) for ref in children} == ALL_CHILDREN
+    for child in children.values():
+        assert [owner["uid"] for owner in child["metadata"]["ownerReferences"]] == [raw["metadata"]["uid"]]
+    lab.serve()
+    lab.until_condition("BidirectionalActive", "Unknown", "RouterUnreachable")
+    lab.resynced(operator)
+    since = lab.cluster.audit_position()
+    lab.create()
+    lab.resynced(operator)
+    assert lab.writes(since) == []
+    assert "does not keep" not in operator.log()
+    after = lab.get(lab.ref("PDDeployment"))["metadata"]
+    assert "finalizers" not in after
+    assert not any("kopf" in name for name in after.get("annotations", {}))
+
+
+def test_a_restarted_operator_writes_nothing(lab: Lab) -> None:
+    operator = lab.operator("--router-poll", "1")
+    lab.create()
+    lab.serve()
+    lab.until_condition("BidirectionalActive", "Unknown", "RouterUnreachable")
+    lab.settled(operator)
+    assert operator.terminate() == 0
+    since = lab.cluster.audit_position()
+    lab.settled(lab.operator())
+    assert lab.writes(since) == []
+
+
+def test_ready_is_told_to_kubectl_and_once_as_an_event(lab: Lab) -> None:
+    lab.operator()
+    lab.create()
+    lab.serve()
+    lab.cluster.kubectl("wait", "-n", lab.namespace, "--for=condition=Ready", "pdd/qwen", "--timeout=60s")
+    columns = lab.cluster.kubectl("get", "pdd", "qwen", "-n", lab.namespace).splitlines()
+    assert columns[0].split() == ["NAME", "READY", "MODEL", "PREFILL", "DECODE", "ROUTER", "BIDIRECTIONAL", "AGE"]
+    assert columns[1].split()[:6] == ["qwen", "True", "Qwen/Qwen3-32B", "1/1", "1/1", "1/1"]
+    reasons = lab.cluster.kubectl(
+        *("get", "events", "-n", lab.namespace, "--field-selector", "involvedObject.kind=PDDeployment"),
+        *("-o", "jsonpath={.items[*].reason}"),
+    )
+    assert reasons.split().count("AllReady") == 1
+
+
+@pytest.mark.parametrize("child", sorted(ALL_CHILDREN))
+def test_a_deleted_child_comes_back(shared: Lab, child: str) -> None:
+    kind, name = child.split()
+    ref = shared.ref(kind, name)
+    uid = shared.get(ref)["metadata"]["uid"]
+    shared.delete(ref)
+    eventually(f"another {child}", lambda: shared.get(ref)["metadata"]["uid"] != uid)
+
+
+@pytest.fixture(scope="module")
+def shared(light_cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """One served deployment for the tests that damage its children one by one."""
+    folder = tmp_path_factory.mktemp("shared")
+    made = Lab(light_cluster, f"shared-{folder.name[-6:]}".lower().replace("_", "-"), folder)
+    operator = made.operator()
+    made.create(("spec.decode.replicas", 2))
+    made.settled(operator)
+    yield made
+    made.close()
+
+
+EDITS: dict[str, tuple[str, str, dict[str, Any], tuple[str | int, ...], Any]] = {
+    "replicas": ("StatefulSet", "qwen-decode", {"spec": {"replicas": 5}}, ("spec", "replicas"), 2),
+    "image": (
+        "StatefulSet", "qwen-prefill",
+        {"spec": {"template": {"spec": {"containers": [{"name": "engine", "image": "other:1"}]}}}},
+        ("spec", "template", "spec", "containers", 0, "image"), "vllm/vllm-openai:v0.32.0",
+    ),
+    "label": ("Service", "qwen-decode", {"metadata": {"labels": {"pdserving.dev/role": None}}},
+              ("metadata", "labels", "pdserving.dev/role"), "decode"),
+    "our own label": ("Service", "qwen-prefill", {"metadata": {"labels": {"pdserving.dev/pddeployment": None}}},
+                      ("metadata", "labels", "pdserving.dev/pddeployment"), "qwen"),
+    "managed-by": ("Role", "qwen-router", {"metadata": {"labels": {"app.kubernetes.io/managed-by": "Helm"}}},
+                   ("metadata", "labels", "app.kubernetes.io/managed-by"), "pd-operator"),
+    "service port": ("Service", "qwen-router", {"spec": {"ports": [{"port": 80, "targetPort": 1234}]}},
+                     ("spec", "ports", 0, "targetPort"), "http"),
+    "rights": ("Role", "qwen-router", {"rules": []}, ("rules", 0, "resources", 0), "pods"),
+    "policy": ("NetworkPolicy", "qwen-engines", {"spec": {"policyTypes": ["Egress"]}},
+               ("spec", "policyTypes", 0), "Ingress"),
+    "variable removed": (
+        "Deployment", "qwen-router",
+        {"spec": {"template": {"spec": {"containers": [{"name": "router", "command": ["sleep"]}]}}}},
+        ("spec", "template", "spec", "containers", 0, "command", 0), "pd-router",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
+def test_an_edit_by_hand_is_healed(
+    shared: Lab, edit: tuple[str, str, dict[str, Any], tuple[str | int, ...], Any]
+) -> None:
+    kind, name, patch, path, expected = edit
+    ref = shared.ref(kind, name)
+    shared.patch(ref, patch, STRATEGIC)
+
+    def healed() -> bool:
+        value: Any = shared.get(ref)
+        for part in path:
+            try:
+                value = value[part]
+            except (KeyError, IndexError, TypeError):
+                return False
+        return bool(value == expected)
+
+    eventually("healed", healed)
+
+
+def test_what_others_add_beside_ours_stays_and_costs_no_write(lab: Lab) -> None:
+    operator = lab.operator("--resync", "2")
+    lab.create()
+    lab.settled(operator)
+    ref = lab.ref("StatefulSet", "qwen-decode")
+    sidecar = {"name": "sidecar", "image": "side:1"}
+    patch = {"metadata": {"annotations": {"team": "a"}}, "spec": {"template": {"spec": {"containers": [sidecar]}}}}
+    lab.serve()
+    lab.resynced(operator)
+    since = lab.cluster.audit_position()
+    lab.patch(ref, patch, STRATEGIC)
+    lab.resynced(operator)
+    assert lab.written(since) == []
+    raw = lab.get(ref)
+    assert raw["metadata"]["annotations"]["team"] == "a"
+    assert {one["name"] for one in raw["spec"]["template"]["spec"]["containers"]} == {"engine", "sidecar"}
+
+
+ROLES = ["patch statefulsets qwen-decode", "patch statefulsets qwen-prefill"]
+CHANGES: dict[str, tuple[tuple[str, Any], list[str]]] = {
+    "decode up": (
+        ("spec.decode.replicas", 2),
+        ["patch poddisruptionbudgets qwen-decode", "patch statefulsets qwen-decode"],
+    ),
+    "prefill to none": (("spec.prefill.replicas", 0), ["patch statefulsets qwen-prefill"]),
+    "router": (
+        ("spec.router.replicas", 3),
+        ["patch deployments qwen-router", "patch poddisruptionbudgets qwen-router"],
+    ),
+    "time to live": (("spec.kvTransfer.decoderBlocksTTLSeconds", 300), ["patch deployments qwen-router", *ROLES]),
+    "reuse": (("spec.kvTransfer.bidirectional", "Disabled"), ["patch deployments qwen-router", *ROLES]),
+    "service": (("spec.router.service.type", "LoadBalancer"), ["patch services qwen-router"]),
+    "router limits": (("spec.router.limits.maxInflight", 7), ["patch deployments qwen-router"]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_change_touches_what_it_concerns_and_once(lab: Lab, change: tuple[tuple[str, Any], list[str]]) -> None:
+    edit, expected = change
+    operator = lab.operator("--resync", "2")
+    lab.create()
+    lab.settled(operator)
+    since = lab.cluster.audit_position()
+    lab.create(edit)
+    lab.settled(operator)
+    lab.resynced(operator)
+    assert lab.written(since) == expected
+
+
+def test_reuse_that_is_switched_off_is_another_generation(lab: Lab) -> None:
+    operator = lab.operator()
+    lab.create()
+    lab.settled(operator)
+    before = lab.get(lab.ref("PDDeployment"))["status"]["generation"]
+    lab.create(("spec.kvTransfer.bidirectional", "Disabled"))
+    lab.settled(operator)
+    assert lab.get(lab.ref("PDDeployment"))["status"]["generation"] != before
+    assert lab.condition("BidirectionalActive")["reason"] == "Disabled"
+
+
+def test_decode_is_scaled_with_kubectl(lab: Lab) -> None:
+    lab.operator()
+    lab.create()
+    lab.serve()
+    lab.cluster.kubectl("scale", "pdd/qwen", "-n", lab.namespace, "--replicas=2")
+    ref = lab.ref("StatefulSet", "qwen-decode")
+    eventually("scaled", lambda: lab.get(ref)["spec"]["replicas"] == 2)
+    lab.serve()
+    assert lab.get(lab.ref("PDDeployment"))["status"]["decode"]["ready"] == "2/2"
+
+
+def test_replicas_of_an_autoscaler_are_kept(lab: Lab) -> None:
+    operator = lab.operator("--resync", "2")
+    lab.create(("spec.decode.scaling", "External"))
+    lab.settled(operator)
+    ref = lab.ref("StatefulSet", "qwen-decode")
+    lab.api.request("PATCH", f"{lab.path(ref)}/scale", {"spec": {"replicas": 3}}, "application/merge-patch+json")
+    lab.create(("spec.decode.scaling", "External"), ("spec.engine.maxNumSeqs", 3))
+    lab.settled(operator)
+    lab.resynced(operator)
+    assert lab.get(ref)["spec"]["replicas"] == 3
+    lab.serve()
+    assert lab.get(lab.ref("PDDeployment"))["status"]["decode"]["ready"] == "3/3"
+
+
+def test_a_role_that_is_handed_over_to_an_autoscaler_keeps_its_pods(lab: Lab) -> None:
+    operator = lab.operator()
+    lab.create(("spec.decode.replicas", 3))
+    lab.settled(operator)
+    lab.create(("spec.decode.replicas", 3), ("spec.decode.scaling", "External"))
+    lab.settled(operator)
+    assert lab.get(lab.ref("StatefulSet", "qwen-decode"))["spec"]["replicas"] == 3
+
+
+def test_a_bad_edit_becomes_a_condition_and_touches_nothing(lab: Lab) -> None:
+    operator = lab.operator()
+    lab.create()
+    lab.serve()
+    lab.settled(operator)
+    since = lab.cluster.audit_position()
+    lab.create(BAD)
+    condition = lab.until_condition("Ready", "False", "InvalidSpec")
+    assert "spec.engine.vllmVersion" in condition["message"]
+    assert lab.condition("DecodeReady")["status"] == "True"
+    assert lab.written(since) == []
+    lab.create()
+    lab.until_condition("Ready", "True")
+
+
+def test_one_bad_object_does_not_keep_the_others(lab: Lab) -> None:
+    lab.operator()
+    lab.create(BAD, name="bad")
+    lab.create()
+    lab.until_condition("Ready", "False", "InvalidSpec", name="bad")
+    eventually("children", lambda: {str(ref) for ref in lab.children()} == ALL_CHILDREN)
+    assert lab.children("bad") == {}
+
+
+def test_a_foreign_object_is_never_taken_over(lab: Lab) -> None:
+    service = {"metadata": {"name": "qwen-decode"}, "spec": {"ports": [{"port": 1}], "selector": {"mine": "true"}}}
+    lab.api.request("POST", f"/api/v1/namespaces/{lab.namespace}/services", service)
+    lab.operator("--resync", "2")
+    lab.create()
+    condition = lab.until_condition("DecodeReady", "False", "ForeignObject")
+    assert "Service qwen-decode" in condition["message"]
+    foreign = lab.ref("Service", "qwen-decode")
+    assert lab.get(foreign)["spec"]["selector"] == {"mine": "true"}
+    eventually("the rest", lambda: len(lab.children()) == len(ALL_CHILDREN) - 1)
+    lab.delete(foreign)
+    eventually("ours", lambda: {str(ref) for ref in lab.children()} == ALL_CHILDREN)
+
+
+def test_a_child_that_is_not_wanted_any_more_is_deleted_and_nothing_else(lab: Lab) -> None:
+    operator = lab.operator()
+    lab.create(("spec.router.replicas", 2))
+    lab.settled(operator)
+    budget = lab.ref("PodDisruptionBudget", "qwen-router")
+    assert lab.exists(budget)
+    label = {"app.kubernetes.io/managed-by": "pd-operator", "pdserving.dev/pddeployment": "qwen"}
+    stray = {"metadata": {"name": "stray", "labels": label}}
+    lab.api.request("POST", f"/api/v1/namespaces/{lab.namespace}/serviceaccounts", stray)
+    lab.create(("spec.router.replicas", 1))
+    eventually("budget is gone", lambda: not lab.exists(budget))
+    assert lab.exists(lab.ref("ServiceAccount", "stray"))
+
+
+def test_children_go_with_their_owner_while_no_operator_runs(lab: Lab) -> None:
+    operator = lab.operator()
+    lab.create()
+    lab.settled(operator)
+    operator.kill()
+    lab.delete(lab.ref("PDDeployment"))
+    assert not lab.exists(lab.ref("PDDeployment"))
+    eventually("garbage is collected", lambda: lab.children() == {})
+
+
+def test_a_namespace_goes_while_the_operator_runs_and_while_it_does_not(lab: Lab) -> None:
+    operator = lab.operator()
+    lab.create()
+    lab.settled(operator)
+    path = f"/api/v1/namespaces/{lab.namespace}"
+    lab.api.request("DELETE", path)
+    eventually("namespace is gone", lambda: not exists(lab.api, path))
+    lab.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": lab.namespace}})
+    eventually("account", lambda: exists(lab.api, f"{path}/serviceaccounts/default"))
+    lab.create()
+    lab.settled(operator)
+    operator.kill()
+    lab.api.request("DELETE", path)
+    eventually("namespace is gone", lambda: not exists(lab.api, path))
+    lab.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": lab.namespace}})
+
+
+def test_deleted_and_created_again_at_once(lab: Lab) -> None:
+    operator = lab.operator()
+    lab.create()
+    lab.settled(operator)
+    lab.delete(lab.ref("PDDeployment"))
+    uid = lab.create()["metadata"]["uid"]
+
+    def own() -> bool:
+        owners = {one["metadata"]["ownerReferences"][0]["uid"] for one in lab.children().values()}
+        return len(lab.children()) == len(ALL_CHILDREN) and owners == {uid}
+
+    eventually("children of the new one", own)
+    lab.until_condition("Ready", "False", "Unschedulable")
+
+
+def test_changes_made_while_no_operator_ran_are_picked_up(lab: Lab) -> None:
+    operator = lab.operator()
+    lab.create()
+    lab.settled(operator)
+    operator.kill()
+    lab.create(("spec.decode.replicas", 2))
+    lab.delete(lab.ref("Service", "qwen-router"))
+    lab.settled(lab.operator())
+    assert lab.get(lab.ref("StatefulSet", "qwen-decode"))["spec"]["replicas"] == 2
+    assert lab.exists(lab.ref("Service", "qwen-router"))
+
+
+def test_a_status_that_somebody_edits_is_corrected(lab: Lab) -> None:
+    operator = lab.operator()
+    lab.create()
+    lab.settled(operator)
+    right = lab.get(lab.ref("PDDeployment"))["status"]
+    lab.patch(lab.ref("PDDeployment"), {"status": {"url": "http://evil", "generation": "x"}}, sub="/status")
+    eventually("corrected", lambda: lab.get(lab.ref("PDDeployment"))["status"] == right)
+
+
+def test_a_fixed_field_of_an_older_release_is_replaced_without_its_pods(lab: Lab) -> None:
+    operator = lab.operator()
+    lab.create()
+    lab.settled(operator)
+    operator.kill()
+    ref = lab.ref("StatefulSet", "qwen-decode")
+    raw = lab.get(ref)
+    pod = eventually("a pod", lambda: lab.pods("decode"))[0]["metadata"]["uid"]
+    options = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Orphan"}
+    lab.api.request("DELETE", lab.path(ref), options)
+    eventually("gone", lambda: not lab.exists(ref))
+    older = {key: raw[key] for key in ("apiVersion", "kind", "spec")}
+    older["spec"]["podManagementPolicy"] = "OrderedReady"
+    metadata = {key: raw["metadata"][key] for key in ("name", "namespace", "labels", "ownerReferences")}
+    older["metadata"] = {**metadata, "annotations": {HASH_ANNOTATION: "older"}}
+    lab.api.request("PATCH", f"{lab.path(ref)}?fieldManager=pd-operator&force=true", older, APPLY)
+    lab.operator()
+    eventually("replaced", lambda: lab.get(ref)["spec"]["podManagementPolicy"] == "Parallel")
+    uid = lab.get(ref)["metadata"]["uid"]
+
+    def adopted() -> bool:
+        found = lab.pods("decode")[0]["metadata"]
+        return found["uid"] == pod and [owner["uid"] for owner in found.get("ownerReferences", [])] == [uid]
+
+    eventually("the same pod is adopted", adopted)
+
+
+def test_what_is_wrong_with_pods_is_told(lab: Lab) -> None:
+    lab.operator()
+    lab.create()
+    lab.until_condition("DecodeReady", "False", "Unschedulable")
+    pod = lab.pods("decode")[0]
+    scheduled = {"conditions": [{"type": "PodScheduled", "status": "True", "reason": ""}]}
+    waiting = {"name": "engine", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
+    pull = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "ErrImagePull: not found"}}}
+    lab.report(pod, {**scheduled, "containerStatuses": [{**waiting, **pull}]})
+    assert "not found" in lab.until_condition("DecodeReady", "False", "ImagePullFailed")["message"]
+    ended = {"exitCode": 1, "reason": "Error", "message": "RuntimeError: no NIXL plugin LIBFABRIC"}
+    loop = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": ended}, "restartCount": 4}
+    lab.report(pod, {**scheduled, "containerStatuses": [{**waiting, **loop}]})
+    assert "no NIXL plugin LIBFABRIC" in lab.until_condition("Ready", "False", "CrashLooping")["message"]
+
+
+def test_reuse_and_transfers_are_read_from_the_router(lab: Lab) -> None:
+    engines = [
+        {"engine": role, "role": role, "generation": "g", "ready": True, "draining": False}
+        for role in ("prefill", "decode")
+    ]
+    answer = {"reuse": "on", "started": 1.5, "engines": engines, "funnel": {"attached": 0, "pulled_tokens": 0}}
+    operator = lab.operator("--router-poll", "1", "--resync", "2")
+    lab.create()
+    address = "127.0.0.77"
+    with router_at(address, lambda: answer) as asked:
+        lab.serve(ip=address)
+        lab.until_condition("BidirectionalActive", "True", "ReuseOn")
+        lab.until_condition("TransfersFlowing", "Unknown", "NoTurnsYet")
+        answer["funnel"] = {"attached": 3, "pulled_tokens": 640}
+        lab.until_condition("TransfersFlowing", "True", "TokensPulled")
+        lab.settled(operator)
+        since, count = lab.cluster.audit_position(), len(asked)
+        answer["funnel"] = {"attached": 40, "pulled_tokens": 64_000}
+        eventually("asked again", lambda: len(asked) > count + 2)
+        assert lab.writes(since) == [], "counters that move are no reason to write"
+        answer["funnel"] = {"attached": 60, "pulled_tokens": 64_000}
+        lab.until_condition("TransfersFlowing", "False", "NothingPulled")
+    lab.until_condition("TransfersFlowing", "Unknown", "RouterUnreachable")
+    assert lab.condition("Ready")["status"] == "True", "an operator that can't ask is no outage"
+    assert set(asked) == {"/status"}
+
+
+def test_without_the_definition_the_operator_says_so_and_ends(lab: Lab) -> None:
+    with lab.proxy() as proxy:
+        operator = lab.operator(url=proxy.url, start=False)
+        proxy.rule = lambda seen: Fault(404) if "/pdserving.dev/" in seen.path else None
+        operator.start(wait=False)
+        eventually("it ends", lambda: not operator.running)
+    assert "does not serve pddeployments.pdserving.dev" in operator.log()
+
+
+def test_thirty_deployments_settle_and_then_cost_nothing(lab: Lab) -> None:
+    operator = lab.operator("--resync", "3")
+    lab.create(BAD, name="bad")
+    names = [f"many-{n}" for n in range(30)]
+    for name in names:
+        lab.create(name=name)
+    lab.settled(operator, *names, "bad")
+    assert len(lab.children("many-29")) == len(ALL_CHILDREN)
+
+    # Controllers go on reporting for a while; what they report is written once.
+    def quiet() -> bool:
+        since = lab.cluster.audit_position()
+        lab.resynced(operator)
+        return lab.writes(since) == []
+
+    eventually("no writes", quiet)
+    since = lab.cluster.audit_position()
+    lab.resynced(operator, 3)
+    assert lab.writes(since) == []
+    assert operator.metric("pd_operator_watch_missed_total") == 0
+    assert operator.health()[0] == 200
+
+
+def test_two_namespaces_and_not_a_third(lab: Lab, light_cluster: EmbeddedCluster, tmp_path: Path) -> None:
+    second = Lab(light_cluster, f"{lab.namespace}-b", tmp_path)
+    third = Lab(light_cluster, f"{lab.namespace}-c", tmp_path)
+    try:
+        lab.operator("--namespace", second.namespace)
+        for one in (lab, second, third):
+            one.create()
+        eventually("served", lambda: len(lab.children()) == len(second.children()) == len(ALL_CHILDREN))
+        assert third.children() == {}
+    finally:
+        second.close()
+        third.close()
+
+
+def test_the_whole_cluster(lab: Lab, tmp_path: Path) -> None:
+    with OperatorProcess(lab.cluster.kubeconfig, tmp_path / "all.log", "--all-namespaces"):
+        lab.create()
+        eventually("served", lambda: len(lab.children()) == len(ALL_CHILDREN))
