@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from pdctl.__main__ import app
 from pdctl.core.measurements import Leg, TurnRecord
-from pdctl.shell import demo_command
+from pdctl.shell import demo_report
 from pdctl.shell.player import PlayError
 
 ARGUMENTS = ["demo", "--conversations", "1", "--turns", "2", "--longest", "3000"]
@@ -55,8 +55,8 @@ def finish(monkeypatch, tmp_path):
                 self.records = [record(leg, turn, 0) for leg in Leg for turn in (1, 2)]
                 self.records[-1] = record(Leg.ON, 2, pulled)
 
-        monkeypatch.setattr(demo_command, "DemoRun", StandIn)
-        monkeypatch.setattr(demo_command, "cached_tiny_model", lambda _say: tmp_path)
+        monkeypatch.setattr(demo_report, "DemoRun", StandIn)
+        monkeypatch.setattr(demo_report, "cached_tiny_model", lambda _say: tmp_path)
         result = CliRunner().invoke(app, [*ARGUMENTS, "--out", str(tmp_path / "out")])
         return result.exit_code, result.output, tmp_path / "out"
 

@@ -12,7 +12,7 @@ from pd_operator.core.choices import Switch
 from pd_operator.core.model import PDDeployment
 from pdctl.__main__ import app
 from pdctl.core.commands import Urls
-from pdctl.shell import demo_command, demo_run
+from pdctl.shell import demo_local, demo_report, demo_run
 from support.deployment import Deployment, Spec
 from support.fake_engine import AnswerStyle, Behaviour
 
@@ -68,10 +68,10 @@ def run_demo(monkeypatch, tmp_path):
 
     def run(handles_lost_in: str | None = None) -> tuple[int, str, dict, list[Deployment]]:
         started: list[Deployment] = []
-        monkeypatch.setattr(demo_run, "LocalDeployment", stand_in(started, handles_lost_in))
+        monkeypatch.setattr(demo_local, "LocalDeployment", stand_in(started, handles_lost_in))
         monkeypatch.setattr(demo_run, "read_words", lambda _model: WORDS)
         monkeypatch.setattr(demo_run, "WARM_UP_TOKENS", 100)
-        monkeypatch.setattr(demo_command, "cached_tiny_model", lambda _say: Path("/nowhere"))
+        monkeypatch.setattr(demo_report, "cached_tiny_model", lambda _say: Path("/nowhere"))
         result = CliRunner().invoke(app, [*ARGUMENTS, "--out", str(tmp_path)])
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception

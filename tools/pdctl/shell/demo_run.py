@@ -1,7 +1,8 @@
-"""The demo's two legs: start the pair, warm it up, play the conversations, stop everything; then again with reuse ON.
+"""The demo's two legs: start the pair, warm it up, play the conversations, stop everything; then again the other way.
 
-The order of work is this module's whole subject. Turns are played one at a time, round-robin over the conversations:
-no request waits behind another, and between two turns of a conversation the engines have served others, as in life.
+The order of work is this module's whole subject; where the pair runs is a `Ground`. Turns are played one at a time,
+round-robin over the conversations: no request waits behind another, and between two turns of a conversation the engines
+have served others, as in life.
 """
 
 from __future__ import annotations
@@ -13,36 +14,48 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import aiohttp
 
-from pd_operator.core.parse import parse_deployment
-from pdctl.core.demo_spec import demo_document
+from pdctl.core.commands import Urls
 from pdctl.core.dialogue import DialoguePlan, words_of
 from pdctl.core.measurements import Leg, TurnRecord
 from pdctl.shell.console import Console
-from pdctl.shell.lifecycle import StartError
-from pdctl.shell.local import LocalDeployment, LocalOptions
 from pdctl.shell.model_maker import read_words
 from pdctl.shell.observer import Observer
 from pdctl.shell.player import Conversation, Reply, open_session
 
 WARM_UP_TOKENS: Final = 2000
-STOP_GRACE: Final = 5.0
+
+
+class Ground(Protocol):
+    """Where the pair runs: processes of this machine, or pods of a cluster."""
+
+    @property
+    def legs(self) -> tuple[Leg, ...]:
+        """Both legs, in the order that costs least here."""
+
+    async def start(self, leg: Leg) -> Urls:
+        """Have the pair ready for a leg. Raises what says why it isn't."""
+
+    async def failure(self) -> Exception:
+        """Until something has ended that should serve: what to raise."""
+
+    async def stop(self) -> None:
+        """The leg is over, or failed. May be called again."""
 
 
 class DemoRun:
     """Plays both legs and keeps what was measured."""
 
-    def __init__(self, plan: DialoguePlan, conversations: int, out: Path, engine_python: str, console: Console) -> None:
+    def __init__(self, plan: DialoguePlan, conversations: int, ground: Ground, console: Console) -> None:
         self.records: list[TurnRecord] = []
         self.decisions: list[dict[str, Any]] = []
         self.stages: list[tuple[str, float]] = []
         self._plan = plan
         self._conversations = conversations
-        self._out = out
-        self._engine_python = engine_python
+        self._ground = ground
         self._console = console
 
     def describe(self) -> dict[str, Any]:
@@ -59,39 +72,31 @@ class DemoRun:
             self.stages.append((name, time.monotonic() - begun))
 
     async def both_legs(self, model: Path) -> None:
-        """Play OFF, then ON.
+        """Play both.
 
         Raises:
-            EnginePythonError: the interpreter lacks something.
-            StartError: a process died at any time or wasn't ready.
             PlayError: a turn failed.
+            Exception: whatever the ground says when it can't start or something died.
         """
         words = read_words(model)
-        for leg in Leg:
-            document = demo_document(str(model), self._plan.longest, self._plan.reply, leg is Leg.ON)
-            options = LocalOptions(
-                log_dir=self._out / "logs" / leg.value, engine_python=self._engine_python, stop_grace=STOP_GRACE
-            )
-            local = LocalDeployment(parse_deployment(document), options, self._console)
+        for leg in self._ground.legs:
             name = f"reuse {leg.name}"
-            self._console.say(f"{name}: starting prefill, decode and router")
             try:
                 with self.stage(f"{name}: start"):
-                    await local.check()
-                    await local.start()
+                    urls = await self._ground.start(leg)
                 self._console.settle()
                 with self.stage(f"{name}: play"):
-                    await _unless_one_dies(local, self._play(leg, local, words))
+                    await self._unless_something_dies(self._play(leg, urls, words))
             finally:
                 self._console.settle()
                 with self.stage(f"{name}: stop"):
-                    await local.stop()
+                    await self._ground.stop()
 
-    async def _play(self, leg: Leg, local: LocalDeployment, words: list[str]) -> None:
+    async def _play(self, leg: Leg, urls: Urls, words: list[str]) -> None:
         async with open_session() as session:
-            observer = Observer(session, local.urls)
-            await self._warm_up(leg, session, local, words)
-            talks = [self._conversation(session, local) for _ in range(self._conversations)]
+            observer = Observer(session, urls)
+            await self._warm_up(leg, session, urls, words)
+            talks = [self._conversation(session, urls) for _ in range(self._conversations)]
             for turn, tokens in enumerate(self._plan.question_tokens(), start=1):
                 replies = []
                 for number, talk in enumerate(talks, start=1):
@@ -122,33 +127,29 @@ class DemoRun:
                     )
                 self._console.say(_turn_line(leg, turn, replies))
 
-    async def _warm_up(
-        self, leg: Leg, session: aiohttp.ClientSession, local: LocalDeployment, words: list[str]
-    ) -> None:
+    async def _warm_up(self, leg: Leg, session: aiohttp.ClientSession, urls: Urls, words: list[str]) -> None:
         """Two turns that aren't counted: first-use costs, and the handshakes of both directions."""
         self._console.progress(f"reuse {leg.name}: warming up")
-        talk = self._conversation(session, local)
+        talk = self._conversation(session, urls)
         for turn, tokens in enumerate((min(WARM_UP_TOKENS, self._plan.longest), self._plan.step), start=1):
             await talk.ask(words_of(words, f"{leg.value}/warm-up/{turn}", tokens))
 
-    def _conversation(self, session: aiohttp.ClientSession, local: LocalDeployment) -> Conversation:
-        return Conversation(session, local.urls.router, local.urls.model, self._plan.reply)
+    def _conversation(self, session: aiohttp.ClientSession, urls: Urls) -> Conversation:
+        return Conversation(session, urls.router, urls.model, self._plan.reply)
 
-
-async def _unless_one_dies(local: LocalDeployment, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work, but stop waiting for answers when a process is gone."""
-    working = asyncio.create_task(work)
-    dying = asyncio.create_task(local.wait_failure())
-    try:
-        await asyncio.wait((working, dying), return_when=asyncio.FIRST_COMPLETED)
-        if dying.done():
-            dead = dying.result()
-            raise StartError(dead, f"{dead.exit} while conversations were played")
-        await working
-    finally:
-        for task in (working, dying):
-            task.cancel()
-        await asyncio.gather(working, dying, return_exceptions=True)
+    async def _unless_something_dies(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work, but stop waiting for answers when what should give them is gone."""
+        working = asyncio.create_task(work)
+        dying = asyncio.create_task(self._ground.failure())
+        try:
+            await asyncio.wait((working, dying), return_when=asyncio.FIRST_COMPLETED)
+            if dying.done():
+                raise dying.result()
+            await working
+        finally:
+            for task in (working, dying):
+                task.cancel()
+            await asyncio.gather(working, dying, return_exceptions=True)
 
 
 def _turn_line(leg: Leg, turn: int, replies: list[Reply]) -> str:
