@@ -49,8 +49,12 @@ perf-router: $(STAMP) ## CPU per streamed turn: ours, vllm-router and vLLM's exa
 crds: $(STAMP) ## write crds/pddeployments.yaml anew from the models
 	$(BIN)/pdctl render --crd > crds/pddeployments.yaml
 
-lock: ## pin requirements/engine-cpu.txt again from pyproject.toml (hashes, no addresses)
-	$(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
-	  --generate-hashes --override requirements/overrides.txt pyproject.toml --extra dev --extra engine-cpu -o requirements/engine-cpu.txt
+COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-emit-find-links --no-annotate --no-header --generate-hashes
+
+lock: ## pin requirements/ again from pyproject.toml (hashes, no addresses)
+	$(COMPILE) --override requirements/overrides.txt pyproject.toml --extra dev --extra engine-cpu -o requirements/engine-cpu.txt
+	for part in operator router; do \
+	  $(COMPILE) --constraint requirements/engine-cpu.txt pyproject.toml --extra $$part -o requirements/image-$$part.txt; \
+	done
 
 .PHONY: help install demo test test-fast cluster-binaries test-cluster lint perf-router crds lock
