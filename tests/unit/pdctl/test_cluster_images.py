@@ -107,6 +107,8 @@ def test_the_stand_in_takes_the_engines_place_on_the_path():
     layer = unpack(read_images(pack_archive([IMAGES[STAND_IN_IMAGE]], "amd64"))[STAND_IN_IMAGE][1])
     program = layer[f"{STAND_IN_FOLDER}/vllm".lstrip("/")]
     assert program == b"#!/opt/env/bin/python\nprint('here')\n"
+    # The connector's self-test comes before the engine, in the engine's image.
+    assert b"-m pd_connector.selftest" in layer[f"{STAND_IN_FOLDER}/python3".lstrip("/")]
     assert IMAGES[STAND_IN_IMAGE].env["PATH"].startswith(f"{STAND_IN_FOLDER}:")
     assert STAND_IN_FOLDER not in IMAGES[ENGINE_IMAGE].env["PATH"]
 

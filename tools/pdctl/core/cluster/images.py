@@ -23,6 +23,8 @@ CONNECTOR_IMAGE: Final = "localhost/pd-connector:dev"
 STAND_IN_IMAGE: Final = "localhost/stand-in:dev"
 STAND_IN_FOLDER: Final = "/opt/stand-in/bin"
 PLUGIN_FOLDER: Final = "/plugin"
+TINY_MODEL: Final = "models/tiny-model"
+"""Where `examples/cpu-tiny.yaml` looks for its model inside a pod."""
 _SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PASSWD: Final = (
     "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\nnonroot:x:65532:65532::/tmp:/bin/false\n"
@@ -35,13 +37,15 @@ class Host:
     """What of the machine the containers see.
 
     ``mounts``: absolute paths, outermost first; ``links``: the root's own links, such as bin → usr/bin; ``python_bin``:
-    the folder with `python`, `vllm` and our programs; ``architecture``: Go's name.
+    the folder with `python`, `vllm` and our programs; ``architecture``: Go's name; ``tiny_model``: the model that the
+    CPU example names, None where it can't be made.
     """
 
     mounts: tuple[str, ...]
     links: Mapping[str, str]
     python_bin: str
     architecture: str
+    tiny_model: str | None = None
 
 
 def pause_image(program: bytes) -> Image:
@@ -62,15 +66,29 @@ def development_images(host: Host, stand_in: bytes, plugin: Mapping[str, bytes])
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     script = f"#!{host.python_bin}/python\n".encode() + stand_in
-    programs = tuple(Entry(f"{STAND_IN_FOLDER}/{name}", 0o755, script) for name in ("vllm", "stand-in"))
+    programs = tuple(
+        Entry(f"{STAND_IN_FOLDER}/{name}", 0o755, content)
+        for name, content in {"vllm": script, "stand-in": script, "python3": _no_self_test(host)}.items()
+    )
+    model = () if host.tiny_model is None else (Entry(TINY_MODEL, target=host.tiny_model),)
     files = tuple(Entry(f"{PLUGIN_FOLDER}/{path}", 0o644, plugin[path]) for path in sorted(plugin))
     return (
         Image(OPERATOR_IMAGE, base, env, ("pd-operator",), ("run",), user=NON_ROOT),
         Image(ROUTER_IMAGE, base, env, ("pd-router",), user=NON_ROOT),
         Image(CONNECTOR_IMAGE, (*base, *files), env, user=NON_ROOT),
-        Image(ENGINE_IMAGE, base, env, ("vllm",)),
+        Image(ENGINE_IMAGE, (*base, *model), env, ("vllm",)),
         Image(STAND_IN_IMAGE, (*base, *programs), env | {"PATH": f"{STAND_IN_FOLDER}:{env['PATH']}"}, ("stand-in",)),
     )
+
+
+def _no_self_test(host: Host) -> bytes:
+    """`python3` of the stand-in: there is no engine and no accelerator that the connector's self-test could try."""
+    lines = (
+        "#!/bin/sh",
+        'case "$*" in "-m pd_connector.selftest"*) echo "a stand-in has nothing to test"; exit 0 ;; esac',
+        f'exec {host.python_bin}/python3 "$@"',
+    )
+    return ("\n".join(lines) + "\n").encode()
 
 
 def base_entries(host: Host) -> tuple[Entry, ...]:
