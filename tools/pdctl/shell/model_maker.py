@@ -41,14 +41,22 @@ def cached_tiny_model(say: Callable[[str], None], cache: Path | None = None) -> 
     Raises:
         ModelMakerError: a library is missing.
     """
-    shape = TinyShape()
-    parent = cache if cache is not None else default_cache()
-    target = parent / f"tiny-{tiny_model.fingerprint(shape, library_versions())}"
+    target = tiny_model_folder(cache)
     if target.is_dir():
         say(f"tiny model: {target} (made earlier)")
         return target
-    make_tiny_model(target, say, shape)
+    make_tiny_model(target, say, TinyShape())
     return target
+
+
+def tiny_model_folder(cache: Path | None = None) -> Path:
+    """Where `cached_tiny_model` puts it, made or not.
+
+    Raises:
+        ModelMakerError: a library is missing.
+    """
+    parent = cache if cache is not None else default_cache()
+    return parent / f"tiny-{tiny_model.fingerprint(TinyShape(), library_versions())}"
 
 
 def default_cache() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import platform
 import subprocess
@@ -13,7 +14,7 @@ from pdctl.core.cluster.images import Host, development_images, outermost, pause
 from pdctl.core.cluster.layout import RUNTIME_SOCKET
 from pdctl.core.cluster.oci import pack_archive
 from pdctl.shell.cluster.places import ASSETS, ClusterError
-from pdctl.shell.model_maker import default_cache
+from pdctl.shell.model_maker import ModelMakerError, default_cache, tiny_model_folder
 
 ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 SYSTEM_FILES: Final = ("/usr", "/etc/alternatives", "/etc/ld.so.cache", "/etc/ssl", "/etc/ca-certificates")
@@ -39,6 +40,7 @@ def observe_host(extra: tuple[str, ...] = ()) -> Host:
             links[name] = str(path.readlink())
         elif path.is_dir():
             mounts.append(str(path))
+    model = None
     python = Path(sys.executable).resolve()
     mounts += [sys.prefix, sys.base_prefix, str(python.parent.parent)]
     mounts += [str(_package_folder(name).parent) for name in PACKAGES]
@@ -46,7 +48,9 @@ def observe_host(extra: tuple[str, ...] = ()) -> Host:
     models = default_cache()
     models.mkdir(parents=True, exist_ok=True)
     mounts += [str(models), *(str(Path(path).resolve(strict=True)) for path in extra)]
-    return Host(outermost(mounts), links, str(Path(sys.prefix) / "bin"), host_architecture())
+    with contextlib.suppress(ModelMakerError):
+        model = str(tiny_model_folder())
+    return Host(outermost(mounts), links, str(Path(sys.prefix) / "bin"), host_architecture(), model)
 
 
 def pack_development_images(extra: tuple[str, ...] = ()) -> bytes:
