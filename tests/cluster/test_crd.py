@@ -5,28 +5,22 @@ Rendered children are applied too, since only a real server knows whether it tak
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pd_operator.core.crd import PLURAL
-from pd_operator.core.model import API_VERSION
-from pd_operator.core.observed_kinds import kind_named
 from pd_operator.core.parse import parse_deployment
-from pd_operator.core.render_children import RenderContext, render_children
-from pd_operator.core.render_resources import amount
-from pdctl.shell.cluster.api import APPLY, MERGE, Api, ApiError
+from pd_operator.core.render_children import RenderContext
+from pdctl.shell.cluster.api import MERGE, Api, ApiError
 from pdctl.shell.cluster.cluster import EmbeddedCluster
 from support.bad_specs import NEIGHBOURS, BadSpec, bad_specs
-from support.clusters import eventually, make_namespace
+from support.clusters import make_namespace
+from support.definition import define, objects_in
 from support.pddeployments import EXAMPLES, edited, example, smallest
 from support.spec_edits import IMAGE, TABLE, Edit
 
-ROOT = Path(__file__).parents[2]
-DEFINITION = ROOT / "crds" / "pddeployments.yaml"
 CONTEXT = RenderContext("", "r.example/pd-router:1", "r.example/pd-connector:1")
 NAMES = [path.stem for path in sorted(EXAMPLES.glob("*.yaml"))]
 BAD = list(bad_specs())
@@ -34,9 +28,7 @@ BAD = list(bad_specs())
 
 @pytest.fixture(scope="module")
 def cluster(light_cluster: EmbeddedCluster) -> EmbeddedCluster:
-    light_cluster.kubectl("apply", "--server-side", "-f", str(DEFINITION))
-    light_cluster.kubectl("wait", "--for=condition=Established", f"crd/{PLURAL}.pdserving.dev", "--timeout=60s")
-    eventually("the kind is served", lambda: light_cluster.api.get(f"/apis/{API_VERSION}/{PLURAL}"))
+    define(light_cluster)
     return light_cluster
 
 
@@ -47,16 +39,15 @@ def api(cluster: EmbeddedCluster) -> Api:
 
 @pytest.fixture
 def place(api: Api, namespace: str) -> Iterator[str]:
-    """Path of a namespace's PDDeployments."""
+    """Path of a fresh namespace's PDDeployments."""
     make_namespace(api, namespace)
-    yield f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}"
+    yield objects_in(namespace)
     api.request("DELETE", f"/api/v1/namespaces/{namespace}")
 
 
 def tried(api: Api, raw: dict[str, Any]) -> Any:
     """What the server would make of an object; unknown fields are errors, as with kubectl."""
-    path = f"/apis/{API_VERSION}/namespaces/default/{PLURAL}?dryRun=All&fieldValidation=Strict"
-    return api.request("POST", path, raw)
+    return api.request("POST", f"{objects_in('default')}?dryRun=All&fieldValidation=Strict", raw)
 
 
 def test_the_server_finds_no_fault_with_the_schema(api: Api) -> None:
@@ -181,97 +172,3 @@ def test_explain_has_a_text_for_every_field(cluster: EmbeddedCluster) -> None:
     everything = cluster.kubectl("explain", "pdd", "--recursive")
     assert "decoderBlocksTTLSeconds" in everything
     assert "<no description>" not in explained(cluster, "spec.decode.pod.tolerations")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_children_are_accepted_and_applying_them_again_changes_nothing(
-    api: Api, place: str, namespace: str, name: str
-) -> None:
-    raw = edited(example(name), ("metadata.namespace", namespace))
-    owner = api.request("POST", place, raw)
-    context = RenderContext(owner["metadata"]["uid"], CONTEXT.router_image, CONTEXT.connector_image)
-    children = render_children(parse_deployment(owner), context)
-    first = [applied(api, child) for child in children]
-    second = [applied(api, child) for child in children]
-    assert [one["metadata"]["resourceVersion"] for one in second if not status_moves(one)] == [
-        one["metadata"]["resourceVersion"] for one in first if not status_moves(one)
-    ]
-    assert {one["metadata"]["generation"] for one in second if status_moves(one)} == {1}
-    for child, stored in zip(children, second, strict=True):
-        assert covers(stored, child), f"{child['kind']} {child['metadata']['name']}"
-
-
-def applied(api: Api, child: dict[str, Any]) -> Any:
-    kind, metadata = kind_named(child["kind"]), child["metadata"]
-    assert child["apiVersion"] == kind.api_version
-    path = f"{kind.root}/namespaces/{metadata['namespace']}/{kind.plural}/{metadata['name']}"
-    return api.request("PATCH", f"{path}?fieldManager=pd-operator&force=true&fieldValidation=Strict", child, APPLY)
-
-
-def status_moves(stored: dict[str, Any]) -> bool:
-    """Controllers write these objects' status meanwhile."""
-    return stored["kind"] in ("StatefulSet", "Deployment", "PodDisruptionBudget")
-
-
-def covers(stored: Any, sent: Any) -> bool:
-    """Is everything that was sent in what the server keeps? What it drops would be sent in vain each time."""
-    if isinstance(sent, dict):
-        return isinstance(stored, dict) and all(key in stored and covers(stored[key], sent[key]) for key in sent)
-    if isinstance(sent, list):
-        return len(stored) == len(sent) and all(map(covers, stored, sent))
-    return json.dumps(stored) == json.dumps(sent) or same_quantity(stored, sent)
-
-
-def same_quantity(stored: Any, sent: Any) -> bool:
-    """The server writes quantities in its own way: 1024Mi is 1Gi."""
-    try:
-        return amount(str(stored)) == amount(str(sent))
-    except ValueError:
-        return False
-
-
-def pod_of(part: str, *edits: Edit) -> dict[str, Any]:
-    """A pod from the template of one part."""
-    raw = edited(smallest(), IMAGE, *edits)
-    [found] = [
-        child["spec"]["template"]
-        for child in render_children(parse_deployment(raw), CONTEXT)
-        if child["kind"] in ("StatefulSet", "Deployment") and child["metadata"]["labels"]["pdserving.dev/role"] == part
-    ]
-    # Admission looks for the account first; it is the router's own, made with it.
-    spec = {key: value for key, value in found["spec"].items() if key != "serviceAccountName"}
-    return {"metadata": {**found["metadata"], "name": part}, "spec": spec}
-
-
-@pytest.mark.parametrize(
-    ("part", "edits", "standard"),
-    [
-        ("router", [], "restricted"),
-        ("prefill", [("spec.engine.securityProfile", "Restricted"), ("spec.engine.runAsUser", 1000)], "restricted"),
-        ("decode", [("spec.engine.securityProfile", "Restricted")], "restricted"),
-        ("decode", [("spec.nodeProfile", "CPU")], "baseline"),
-        ("decode", [], "privileged"),
-        ("decode", [("spec.engine.securityProfile", "Privileged")], "privileged"),
-    ],
-)
-def test_pods_pass_the_strictest_standard_that_they_can(
-    api: Api, namespace: str, part: str, edits: list[Edit], standard: str
-) -> None:
-    pod = pod_of(part, *edits)
-    admitted = [level for level in ("restricted", "baseline", "privileged") if admits(api, namespace, level, pod)]
-    assert admitted[0] == standard
-
-
-def admits(api: Api, namespace: str, level: str, pod: dict[str, Any]) -> bool:
-    """Does a namespace of that Pod Security level take the pod? Any other refusal is an error."""
-    name = f"{namespace}-{level}"
-    make_namespace(api, name, {"pod-security.kubernetes.io/enforce": level})
-    try:
-        api.request("POST", f"/api/v1/namespaces/{name}/pods?dryRun=All&fieldValidation=Strict", pod)
-    except ApiError as error:
-        if "violates PodSecurity" not in str(error):
-            raise
-        return False
-    finally:
-        api.request("DELETE", f"/api/v1/namespaces/{name}")
-    return True

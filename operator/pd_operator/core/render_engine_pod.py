@@ -35,6 +35,9 @@ HOST_SIDE_CHANNEL_STRIDE: Final = 100
 """On the host's network both roles may meet on one node, so decode's side channel lies this much higher."""
 
 POD_IP: Final = "$(POD_IP)"
+"""Filled in by the kubelet. Nothing else is: users' texts are taken literally."""
+
+SIDE_CHANNEL_HOST: Final = "VLLM_NIXL_SIDE_CHANNEL_HOST"
 PRE_STOP_SECONDS: Final = 15
 """Routers see within seconds that a pod is ending; until then it must still answer."""
 
@@ -218,7 +221,9 @@ def _env(deployment: PDDeployment, role: Role) -> list[dict[str, Any]]:
         "POD_IP": {"name": "POD_IP", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}}
     }
     for name, value in process.items():
-        variables[name] = {"name": name, "value": value if value == POD_IP else literal(value)}
+        text = POD_IP if name == SIDE_CHANNEL_HOST else literal(value)
+        # A server does not keep an empty value.
+        variables[name] = {"name": name, "value": text} if text else {"name": name}
     token = spec.model.source.token_secret_ref
     if token is not None:
         variables["HF_TOKEN"] = _from_secret("HF_TOKEN", token.name, token.key, optional=True)

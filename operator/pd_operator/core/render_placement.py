@@ -127,7 +127,7 @@ def _toleration(wanted: Toleration) -> dict[str, Any]:
         {
             "key": wanted.key,
             "operator": wanted.operator.value,
-            "value": wanted.value,
+            "value": wanted.value or None,
             "effect": wanted.effect.value if wanted.effect else None,
             "tolerationSeconds": wanted.toleration_seconds,
         }

@@ -23,7 +23,7 @@ def statefulset(deployment: PDDeployment, role: Role, context: RenderContext, ge
         "serviceName": name,
         # Models load side by side, and one broken pod does not hold up the others.
         "podManagementPolicy": "Parallel",
-        "minReadySeconds": settings.min_ready_seconds,
+        **({"minReadySeconds": settings.min_ready_seconds} if settings.min_ready_seconds else {}),
         "selector": {"matchLabels": names.engine_selector(deployment, role)},
         "updateStrategy": _update_strategy(settings.update_strategy),
         "template": engine_pod(deployment, role, context, generation),

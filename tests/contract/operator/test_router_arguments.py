@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pd_operator.core.generation import generation
-from pd_operator.core.render_router import render_router
+from pd_operator.core.render_router import render_router, render_router_in_cluster
 from pd_router.__main__ import parse_settings
 from pd_router.core.settings import Limits, Reuse, Settings, Tenancy, Timeouts
 from support.pddeployments import EXAMPLES, deployment, example
@@ -25,6 +26,18 @@ def test_the_router_accepts_the_examples(name: str) -> None:
     settings = settings_of(base=example(name))
     assert settings.generation == generation(deployment(base=example(name)))
     assert settings.models == {example(name)["spec"]["model"]["servedName"]}
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(EXAMPLES.glob("*.yaml"))])
+def test_the_router_accepts_the_examples_in_a_cluster(name: str) -> None:
+    value = deployment(("metadata.namespace", "team"), base=example(name))
+    argv = render_router_in_cluster(value, "0.0.0.0:8000", "0.0.0.0:9000").argv
+    found = parse_settings(argv[1:])[0]
+    assert found.pods is not None
+    assert (found.pods.namespace, found.pods.name) == ("team", value.metadata.name)
+    assert replace(found, pods=None, prefill=(), decode=(), listen=None, admin=None, generation="") == replace(
+        settings_of(base=example(name)), prefill=(), decode=(), listen=None, admin=None, generation=""
+    )
 
 
 def test_defaults_are_the_same_on_both_sides() -> None:

@@ -249,6 +249,11 @@ def test_dollars_reach_the_engine_as_they_were_written(text: str) -> None:
     assert kubelet_expands(plain_env(found)["NOTE"]) == f"$(POD_IP){text}"
 
 
+def test_a_users_variable_is_never_filled_in() -> None:
+    env = plain_env(engine("decode", ("spec.engine.env", [{"name": "NOTE", "value": "$(POD_IP)"}])))
+    assert env["NOTE"] == "$$(POD_IP)"
+
+
 def kubelet_expands(text: str) -> str:
     """Kubernetes' rule: `$$` is a dollar, `$(NAME)` is a variable, any other dollar stands for itself."""
     result, at = "", 0
