@@ -17,7 +17,6 @@ from pdctl.shell.cluster.places import ClusterError
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
 REMOVE_SECONDS: Final = 30.0
-PROBE: Final = "pd-probe"
 
 
 def cgroup_version() -> int | None:
@@ -39,12 +38,14 @@ def available_controllers(version: int | None) -> frozenset[str]:
 
 def try_cgroup() -> str:
     """Why no cgroup can be made, or ""."""
+    # With a number, since several starts may probe at once; not with the prefix of clusters.
+    name = f"pdprobe-{os.getpid()}"
     try:
-        make_cgroups(PROBE, [])
+        make_cgroups(name, [])
     except (OSError, ClusterError) as error:
         return str(error)
     finally:
-        remove_cgroups(PROBE)
+        remove_cgroups(name)
     return ""
 
 
@@ -92,7 +93,7 @@ def clusters_with_cgroups(prefix: str) -> set[str]:
     found = set()
     for hierarchy in _hierarchies(cgroup_version()):
         found |= {path.name.removeprefix(prefix) for path in hierarchy.glob(f"{prefix}*") if path.is_dir()}
-    return found - {PROBE.removeprefix(prefix)}
+    return found
 
 
 def _hierarchies(version: int | None) -> list[Path]:
