@@ -14,6 +14,7 @@ from pdctl.core.cluster.layout import DEFAULT_NAME, ClusterNameError
 from pdctl.core.cluster.nodes import NODE_TYPES, NodeError, parse_pairs, plan_nodes
 from pdctl.shell.cluster.build import build_programs
 from pdctl.shell.cluster.cluster import EmbeddedCluster, known_clusters
+from pdctl.shell.cluster.demo_command import demo, demo_inside
 from pdctl.shell.cluster.images import pack_development_images
 from pdctl.shell.cluster.places import ClusterError
 from pdctl.shell.cluster.start import Wishes
@@ -28,6 +29,8 @@ PASS_ON = {
 }
 
 app = typer.Typer(help="A real Kubernetes of its own on this machine, in namespaces.", no_args_is_help=True)
+app.command("demo")(demo)
+app.command("demo-inside", hidden=True)(demo_inside)
 
 Name = Annotated[str, typer.Option("--name", help="Which cluster; several can be up side by side.")]
 

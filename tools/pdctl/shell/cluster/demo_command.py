@@ -1,0 +1,158 @@
+"""`pdctl cluster demo`: the product as a platform engineer meets it, from `helm install` to the plots, in a cluster of
+its own.
+
+Two processes: the outer one starts the cluster and always takes it down; the inner one runs in the cluster's network,
+where the router's Service and the pods have their addresses. Where no cluster can be started, the local demo is played
+instead, and the reason is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from pdctl.core.table import format_seconds
+from pdctl.shell.cluster.cluster import EmbeddedCluster
+from pdctl.shell.cluster.demo_ground import ClusterGround
+from pdctl.shell.cluster.places import ClusterError
+from pdctl.shell.console import Console
+from pdctl.shell.demo_command import (
+    Conversations,
+    Longest,
+    Out,
+    ReplyTokens,
+    Step,
+    Turns,
+    plan_or_exit,
+    run_local_demo,
+)
+from pdctl.shell.demo_report import DemoOrder, measure_and_show
+from pdctl.shell.demo_run import Ground
+from pdctl.shell.files import FileError, read_document
+from pdctl.shell.interrupts import Interrupts
+from pdctl.shell.model_maker import ModelMakerError, cached_tiny_model
+
+NAME: Final = "demo"
+Chart = Annotated[Path, typer.Option(help="The operator's Helm chart.", exists=True, file_okay=False)]
+Example = Annotated[Path, typer.Option(help="The PDDeployment to apply.", exists=True, dir_okay=False)]
+WHERE: Final = "in pods of an embedded Kubernetes"
+
+
+def demo(
+    out: Out = Path("out/demo"),
+    conversations: Conversations = 3,
+    turns: Turns = 7,
+    longest: Longest = 8600,
+    step: Step = 640,
+    reply: ReplyTokens = 64,
+    chart: Chart = Path("charts/pd-operator"),
+    example: Example = Path("examples/cpu-tiny.yaml"),
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster up afterwards.")] = False,
+) -> None:
+    """Start a cluster, install the operator, apply an example, play with reuse ON and OFF, tear everything down."""
+    order = DemoOrder(plan_or_exit(turns, longest, step, reply), conversations, out, "as processes of one machine")
+    console = Console(show_lines=False)
+    cluster = EmbeddedCluster(NAME, say=console.say, progress=console.progress)
+    begun = time.monotonic()
+    try:
+        # The pods see the cache of models as it is when they start.
+        cached_tiny_model(console.say)
+        cluster.down()
+        cluster.up()
+    except (ClusterError, ModelMakerError) as error:
+        console.settle()
+        console.say(f"no cluster can be started here: {error}\nplaying the local demo instead")
+        raise typer.Exit(asyncio.run(run_local_demo(order))) from None
+    console.settle()
+    up_seconds = time.monotonic() - begun
+    inner = [
+        *(sys.executable, "-m", "pdctl", "cluster", "demo-inside", "--out", str(out), "--chart", str(chart)),
+        *("--conversations", str(conversations), "--turns", str(turns), "--longest", str(longest)),
+        *("--step", str(step), "--reply", str(reply), "--example", str(example)),
+    ]
+    code = asyncio.run(_outer(cluster, inner, console, keep, up_seconds))
+    raise typer.Exit(code)
+
+
+async def _outer(cluster: EmbeddedCluster, inner: list[str], console: Console, keep: bool, up_seconds: float) -> int:
+    interrupts = Interrupts(console.say)
+    console.on_closed(interrupts.output_closed)
+    try:
+        code = await interrupts.run(_in_cluster(cluster, inner))
+    finally:
+        begun = time.monotonic()
+        if keep:
+            console.say(
+                f"the cluster stays: pdctl cluster kubectl --name {NAME} get pdd; pdctl cluster down --name {NAME}"
+            )
+        else:
+            cluster.down()
+            console.block(format_seconds([("cluster: up", up_seconds), ("cluster: down", time.monotonic() - begun)]))
+            console.say("the cluster is down, nothing is left")
+    return 128 + int(interrupts.received or 13) if code is None else code
+
+
+async def _in_cluster(cluster: EmbeddedCluster, inner: list[str]) -> int:
+    process = await asyncio.create_subprocess_exec(*cluster.inside(inner), env=cluster.environment())
+    try:
+        return await process.wait()
+    except asyncio.CancelledError:
+        # A terminal's Ctrl-C reaches it as well; a signal to this process alone doesn't.
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+        raise
+
+
+def demo_inside(
+    out: Out,
+    conversations: Conversations,
+    turns: Turns,
+    longest: Longest,
+    step: Step,
+    reply: ReplyTokens,
+    chart: Chart,
+    example: Example,
+) -> None:
+    """The part of the demo that runs in a cluster's network, with kubectl and helm on the PATH."""
+    order = DemoOrder(plan_or_exit(turns, longest, step, reply), conversations, out, WHERE)
+    try:
+        document = read_document(example)
+    except FileError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    console = Console(show_lines=False)
+    spec = document["spec"]["model"]
+    ground = ClusterGround(chart, example, document["metadata"]["name"], spec.get("servedName", spec["name"]), console)
+    raise typer.Exit(asyncio.run(_inner(order, ground, console)))
+
+
+async def _inner(order: DemoOrder, ground: ClusterGround, console: Console) -> int:
+    interrupts = Interrupts(lambda _text: None)
+    console.on_closed(interrupts.output_closed)
+    code = await interrupts.run(_play(order, ground, console))
+    return 128 + int(interrupts.received or 13) if code is None else code
+
+
+async def _play(order: DemoOrder, ground: ClusterGround, console: Console) -> int:
+    def on_it(_model: Path) -> Ground:
+        return ground
+
+    begun = time.monotonic()
+    try:
+        await ground.install()
+        installed = time.monotonic() - begun
+        code = await measure_and_show(order, on_it, console)
+        console.block("")
+        console.block(await ground.show())
+    except ClusterError as error:
+        console.settle()
+        console.say(f"FAILED: {error}")
+        return 1
+    console.block(format_seconds([("helm install", installed)]))
+    return code
