@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from pd_operator.core.choices import Switch
 from pd_wire import names
-from pdctl.core.cluster.images import CONNECTOR_IMAGE, OPERATOR_IMAGE, ROUTER_IMAGE
+from pdctl.core.cluster.images import OPERATOR_IMAGE
 from pdctl.core.cluster.sight import ENGINE_PORT, ROUTER_ADMIN_PORT, Sight, pods_of, read_sight
 from pdctl.core.commands import Urls
 from pdctl.core.measurements import Leg
@@ -45,12 +45,14 @@ class ClusterGround:
     async def install(self) -> None:
         """Install the operator and wait until it runs. Raises ClusterError."""
         self._console.progress("helm install: the operator")
+        registry, tag = OPERATOR_IMAGE.partition("/")[0], OPERATOR_IMAGE.rpartition(":")[2]
         values = {
-            "operator.image": OPERATOR_IMAGE,
-            "router.image": ROUTER_IMAGE,
-            "connector.image": CONNECTOR_IMAGE,
+            "image.registry": registry,
+            "image.tag": tag,
+            "children.imagePullPolicy": "IfNotPresent",
+            "operator.routerPollSeconds": "2",  # nobody wants to wait half a minute for a condition here
         }
-        settings = [word for key, value in values.items() for word in ("--set-string", f"{key}={value}")]
+        settings = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
         await _run(
             *("helm", "install", RELEASE, str(self._chart), "--namespace", SYSTEM_NAMESPACE, "--create-namespace"),
             *(*settings, "--wait", "--timeout", "5m"),
