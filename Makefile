@@ -46,8 +46,9 @@ lint: $(STAMP) ## ruff, mypy strict, import contracts
 perf-router: $(STAMP) ## CPU per streamed turn: ours, vllm-router and vLLM's example proxy, side by side
 	$(BIN)/python tests/perf/router.py
 
-crds: $(STAMP) ## write crds/pddeployments.yaml anew from the models
+crds: $(STAMP) ## write crds/pddeployments.yaml and docs/reference.md anew from the models
 	$(BIN)/pdctl render --crd > crds/pddeployments.yaml
+	$(BIN)/pdctl render --reference > docs/reference.md
 
 COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-emit-find-links --no-annotate --no-header --generate-hashes
 

@@ -105,8 +105,9 @@ class ModelSpec(SpecModel):
         min_length=1,
         max_length=1024,
         pattern=fields.MODEL_NAME,
-        description="Hugging Face repository, or a folder with the weights (a path that begins with / or ./ or ../; "
-        "pdctl reads a relative one against the folder of the file).",
+        description="Hugging Face repository, or a folder with the weights (a path that begins with / or ./ or ../). "
+        "A relative one is read against the folder of the file by pdctl; in a pod it is the folder of that name below "
+        "source.mountPath.",
     )
     served_name: str | None = Field(
         default=None,

@@ -16,6 +16,7 @@ import yaml
 from pd_operator.core.crd import custom_resource_definition
 from pd_operator.core.reasons import ConditionType
 from pdctl.core.manifests import crd_text
+from pdctl.core.reference import reference_text
 
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / "crds" / "pddeployments.yaml"
@@ -28,6 +29,7 @@ ALLOWED = {
     "minItems", "maxItems", "maxProperties", "required", "items", "properties", "additionalProperties", "anyOf",
     "x-kubernetes-int-or-string", "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-validations",
 }  # fmt: skip
+PAGE = reference_text()
 MOST_BYTES = 200_000
 """`kubectl apply` keeps a copy of the object in an annotation, and all annotations share 262144 bytes."""
 
@@ -49,6 +51,20 @@ EVERY_NODE = pytest.mark.parametrize(("path", "node"), ALL, ids=[path for path, 
 
 def test_the_file_is_what_the_models_say() -> None:
     assert FILE.read_text(encoding="utf-8") == crd_text(), "run `make crds`"
+
+
+def test_the_page_of_fields_is_what_the_models_say() -> None:
+    assert (ROOT / "docs" / "reference.md").read_text(encoding="utf-8") == reference_text(), "run `make crds`"
+
+
+@EVERY_NODE
+def test_the_page_names_every_field(path: str, node: dict[str, Any]) -> None:
+    if path.endswith(("[]", ".*")):
+        return
+    block, _, field = path.partition(".")
+    if block == "spec" and "." in field:
+        field = field.partition(".")[2]
+    assert f"\n| `{field}` | " in PAGE or f"\n## `{path}`\n" in PAGE
 
 
 def test_the_file_is_small_enough_for_kubectl_apply() -> None:

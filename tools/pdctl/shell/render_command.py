@@ -13,6 +13,7 @@ from pd_operator.core.model import PDDeployment
 from pd_operator.core.parse import parse_deployment
 from pd_operator.core.problems import SpecError
 from pdctl.core.manifests import crd_text, render_kubernetes
+from pdctl.core.reference import reference_text
 from pdctl.core.render import render_json, render_shell
 from pdctl.shell.files import FileError, load_deployment, read_document
 
@@ -34,13 +35,14 @@ def render(
     router_image: Annotated[str, typer.Option(help="Router's image. Default: of this version.")] = "",
     connector_image: Annotated[str, typer.Option(help="Connector's image. Default: of this version.")] = "",
     crd: Annotated[bool, typer.Option("--crd", help="Print the custom resource definition instead.")] = False,
+    reference: Annotated[bool, typer.Option("--reference", help="Print the list of all fields (Markdown).")] = False,
 ) -> None:
     """Print the commands or the Kubernetes objects of a PDDeployment file, without starting anything."""
-    if crd:
-        typer.echo(crd_text(), nl=False)
+    if crd or reference:
+        typer.echo(crd_text() if crd else reference_text(), nl=False)
         return
     if file is None:
-        typer.echo("pdctl render: needs --file FILE, or --crd", err=True)
+        typer.echo("pdctl render: needs --file FILE, --crd or --reference", err=True)
         raise typer.Exit(2)
     try:
         if kubernetes or output is Output.YAML:
