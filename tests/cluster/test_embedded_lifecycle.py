@@ -78,6 +78,7 @@ def test_a_killed_up_can_be_cleaned_and_repeated(cluster: EmbeddedCluster):
     starting = subprocess.Popen([*PDCTL, "up", "--light", "--name", cluster.name], stdout=subprocess.DEVNULL)
     with starting:
         eventually("its process 1", lambda: network.init_of(cluster.layout.netns()))
+        assert cluster.status()["state"] == "busy"
         starting.kill()
     assert cluster.status()["state"] == "broken"
     cluster.up()

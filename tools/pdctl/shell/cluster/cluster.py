@@ -188,7 +188,7 @@ class EmbeddedCluster:
             told = False
             while True:
                 try:
-                    lock.bind(f"\0pdctl-cluster-{self.name}")
+                    lock.bind(self._lock_name)
                     break
                 except OSError:
                     if not told:
@@ -196,6 +196,18 @@ class EmbeddedCluster:
                         told = True
                     time.sleep(0.1)
             yield
+
+    @property
+    def _lock_name(self) -> str:
+        return f"\0pdctl-cluster-{self.name}"
+
+    def _is_busy(self) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lock:
+            try:
+                lock.bind(self._lock_name)
+            except OSError:
+                return True
+        return False
 
     # --- while it is up -----------------------------------------------------------------------------------------------
 
@@ -282,9 +294,10 @@ class EmbeddedCluster:
         wait_for_control_plane(Waiter(self.layout, 0, self._progress), self.api)
 
     def status(self) -> dict[str, Any]:
-        """What there is, for people and programs; `state` is up, broken or absent."""
+        """What there is, for people and programs; `state` is up, busy (starting or ending), broken or absent."""
         if not self.is_up:
-            return {"name": self.name, "state": "broken" if self.leftovers() else "absent"}
+            state = ("busy" if self._is_busy() else "broken") if self.leftovers() else "absent"
+            return {"name": self.name, "state": state}
         record = self._record()
         return {
             "name": self.name,
