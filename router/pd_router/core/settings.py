@@ -101,10 +101,11 @@ class PodDiscovery:
     name: str
     kubeconfig: str = ""
     """A file; when empty, the service account of the pod that the router runs in, else $KUBECONFIG."""
-    relist: float = 300.0
+    relist: float = 120.0
     """All pods are listed again at least this often, so that a lost event is not lost for ever."""
-    stall: float = 70.0
-    """A watch that is silent for so long is dead: API servers send a bookmark each minute."""
+    stall: float = 150.0
+    """A watch that is silent for so long is dead. Longer than `relist`, at which the server ends it: on a quiet API
+    server the first bookmark was seen after two minutes."""
     retry_max: float = 30.0
     """Longest wait between two tries while the API server can't be reached."""
 

@@ -34,7 +34,7 @@ class DiscoveryMetrics:
         self.lists = counter("lists", "Lists of all pods, by outcome: ok, failed", "outcome")
         self.watch_ends = counter("watch_ends", "Watches that ended, by reason; a list follows each", "reason")
         self.events = counter("events", "Events of the watch, by type", "type")
-        self.connected = gauge("connected", "1 when the last list of pods succeeded and its watch has not failed")
+        self.connected = gauge("connected", "1 when the last list of pods succeeded and watches don't keep failing")
         self.event_age = gauge("event_age_seconds", "Since the last list, event or bookmark; NaN before the first list")
         self.list_age = gauge("list_age_seconds", "Since the last list of all pods; NaN before the first one")
 

@@ -21,7 +21,7 @@ from pd_router.core.settings import PodDiscovery, Timeouts
 from pd_router.shell.discovery import DiscoveryError, EngineProbes
 from pd_router.shell.discovery_metrics import DiscoveryMetrics
 from pd_router.shell.fleet import Fleet, Member
-from pd_router.shell.pod_api import ApiFailed, PodApi, Trouble
+from pd_router.shell.pod_api import ApiFailed, Event, PodApi, Trouble
 from pd_router.shell.upstream import Address
 from pd_wire.names import LABEL_DEPLOYMENT, LABEL_ROLE, ROLE_DECODE, ROLE_PREFILL
 
@@ -61,7 +61,9 @@ class KubernetesDiscovery:
         self._listed_at: float | None = None
         self._heard_at: float | None = None
         self._failures = 0
-        self._trouble: ApiFailed | None = None
+        self._list_trouble: ApiFailed | None = None
+        self._watch_trouble: ApiFailed | None = None
+        metrics.connected.set_function(lambda: self._listed_at is not None and self._trouble is None)
         metrics.event_age.set_function(lambda: self._age(self._heard_at))
         metrics.list_age.set_function(lambda: self._age(self._listed_at))
 
@@ -108,58 +110,57 @@ class KubernetesDiscovery:
     async def _run(self) -> None:
         while True:
             try:
-                opened = await self._list_and_watch()
-            except ApiFailed as failure:
-                await self._wait_after(failure)
+                failure = await self._round()
             except Exception:
                 # The top of the task: without it the fleet would stay as it is for ever, in silence.
                 log.exception("discovery failed")
-                await self._wait_after(ApiFailed(Trouble.MALFORMED, "an error of the router's own"))
-            else:
-                if self._now() - opened >= STEADY_SECONDS:
-                    self._failures = 0
-                else:
-                    await self._wait_after(None)
+                failure = self._list_trouble = ApiFailed(Trouble.MALFORMED, "an error of the router's own")
+                self._failures += 1
+            if self._failures:
+                await self._wait_after(failure)
 
-    async def _list_and_watch(self) -> float:
-        """Until the watch ends in order. Returns when it began. Raises ApiFailed."""
-        version = await self._list()
-        opened = self._now()
-        ended = Trouble.DONE
+    async def _round(self) -> ApiFailed | None:
+        """One list and the watch after it. Returns how it ended, None for in order."""
         try:
-            # The jitter keeps the routers of a cluster from listing all at the same moment.
-            await self._watch(version, self._settings.relist * random.uniform(0.8, 1.0))
+            version = await self._list()
         except ApiFailed as failure:
-            ended = failure.trouble
-            if self._now() - opened >= STEADY_SECONDS:
-                self._failures = 0
-            raise
-        finally:
-            self._metrics.watch_ends[ended.value].inc()
-        return opened
+            self._metrics.lists["failed"].inc()
+            self._list_trouble = failure
+            self._failures += 1
+            return failure
+        began = self._now()
+        ended = await self._watch(version)
+        self._metrics.watch_ends[Trouble.DONE if ended is None else ended.trouble].inc()
+        if self._now() - began >= STEADY_SECONDS:
+            self._failures = 0
+            self._watch_trouble = None
+        if ended is not None or self._now() - began < STEADY_SECONDS:
+            self._failures += 1
+        # One watch that broke is nothing to tell: the list that follows shows whether the server is there.
+        if self._failures > 1:
+            self._watch_trouble = ended
+        return ended
 
     async def _list(self) -> str:
         pods: list[Any] = []
         version = ""
-        try:
-            async with aclosing(self._api.pages()) as pages:
-                async for page in pages:
-                    pods.extend(page.pods)
-                    version = page.version
-                    await asyncio.sleep(0)
-        except ApiFailed:
-            self._metrics.lists["failed"].inc()
-            raise
+        async with aclosing(self._api.pages()) as pages:
+            async for page in pages:
+                pods.extend(page.pods)
+                version = page.version
+                await asyncio.sleep(0)
         self._apply(self._pods.replace(pods))
         self._metrics.lists["ok"].inc()
-        if self._listed_at is None or self._trouble is not None:
+        if self._listed_at is None or self._list_trouble is not None:
             log.info("%d pods of %s listed, %d of them are engines", len(pods), self._name, len(self._pods))
         self._listed_at = self._heard_at = self._now()
-        self._trouble = None
-        self._metrics.connected.set(1)
+        self._list_trouble = None
         return version
 
-    async def _watch(self, version: str, seconds: float) -> None:
+    async def _watch(self, version: str) -> ApiFailed | None:
+        """Apply events until the watch ends; None when it ended in order."""
+        # The jitter keeps the routers of a cluster from listing all at the same moment.
+        seconds = self._settings.relist * random.uniform(0.8, 1.0)
         left = SLICE_EVENTS
         try:
             async with (
@@ -167,35 +168,48 @@ class KubernetesDiscovery:
                 aclosing(self._api.watch(version, seconds, self._settings.stall)) as events,
             ):
                 async for event in events:
-                    self._heard_at = self._now()
-                    self._metrics.events[event.kind if event.kind in _KINDS else "OTHER"].inc()
-                    if event.kind in _POD_KINDS:
-                        self._apply(self._pods.apply(event.kind, event.pod))
+                    self._take(event)
                     left -= 1
                     if left == 0:
                         left = SLICE_EVENTS
                         await asyncio.sleep(SLICE_SECONDS)
-        except TimeoutError as error:
-            raise ApiFailed(Trouble.STALLED, "the server did not end the watch in time") from error
+        except ApiFailed as failure:
+            return failure
+        except TimeoutError:
+            return ApiFailed(Trouble.STALLED, "the server did not end the watch in time")
+        return None
+
+    def _take(self, event: Event) -> None:
+        self._heard_at = self._now()
+        self._watch_trouble = None
+        self._metrics.events[event.kind if event.kind in _KINDS else "OTHER"].inc()
+        if event.kind in _POD_KINDS:
+            self._apply(self._pods.apply(event.kind, event.pod))
 
     async def _wait_after(self, failure: ApiFailed | None) -> None:
         """Wait, longer each time, then take new credentials and connections. None: a watch ended too soon."""
-        self._failures += 1
-        delay = min(self._settings.retry_max, FIRST_RETRY_SECONDS * 2 ** min(self._failures - 1, 20))
-        delay *= random.uniform(0.5, 1.0)
-        if failure is None or failure.trouble is Trouble.EXPIRED:
-            await asyncio.sleep(delay)
-            return
-        delay = max(delay, min(failure.retry_after, self._settings.retry_max) * random.uniform(1.0, 1.2))
-        self._trouble = failure
-        self._metrics.connected.set(0)
-        known = len(self._pods)
-        log.warning("pods of %s: %s; the %d known engines stay, next try in %.1f s", self._name, failure, known, delay)
+        limit = self._settings.retry_max
+        delay = min(limit, FIRST_RETRY_SECONDS * 2 ** min(self._failures - 1, 20)) * random.uniform(0.5, 1.0)
+        if failure is not None:
+            delay = max(delay, min(failure.retry_after, limit) * random.uniform(1.0, 1.2))
+            log.log(
+                logging.INFO if self._trouble is None else logging.WARNING,
+                "pods of %s: %s; the %d known engines stay, next list in %.1f s",
+                self._name,
+                failure,
+                len(self._pods),
+                delay,
+            )
         await asyncio.sleep(delay)
-        try:
-            await self._api.connect()
-        except ApiFailed as again:
-            log.warning("pods of %s: %s", self._name, again)
+        if failure is not None and failure.trouble is not Trouble.EXPIRED:
+            try:
+                await self._api.connect()
+            except ApiFailed as again:
+                log.warning("pods of %s: %s", self._name, again)
+
+    @property
+    def _trouble(self) -> ApiFailed | None:
+        return self._list_trouble or self._watch_trouble
 
     # -- changes to the fleet ------------------------------------------------------------------------
     def _apply(self, changes: Iterable[Change]) -> None:

@@ -320,7 +320,8 @@ async def test_handles_kept_while_their_engine_was_replaced_are_not_used(pods: P
     talk = Talk(pods, stream=True)
     reading = asyncio.create_task(talk.say(at_content=begun.set))
     await begun.wait()
-    pods.join(pods.decode, port=pods.decodes[1].port, ips=[pods.decodes[1].connector.host])
+    hosts = [engine.connector.host for engine in pods.decodes[:2]]
+    pods.join(pods.decode, port=pods.decodes[1].port, ips=hosts)
 
     async def moved() -> bool:
         return any(
@@ -345,6 +346,21 @@ async def test_handles_name_hosts_of_known_decode_pods_only(pods: PodDeployment)
     await pods.wait_states({pods.prefill: "ready", pods.decodes[1]: "ready"})
     await talk.say("And then?")
     assert len((await talk.say("Why?")).attached) == 1
+
+
+async def test_handles_name_no_host_of_a_prefill_pod(pods: PodDeployment) -> None:
+    pods.decode.next(Behaviour(edit_handle=lambda handle: {**handle, "remote_host": pods.prefill.connector.host}))
+    talk = Talk(pods)
+    await talk.say()
+    assert (await talk.say("Go on.")).attached == []
+
+
+async def test_handles_of_a_pod_that_left_take_no_memory(pods: PodDeployment) -> None:
+    await Talk(pods).say()
+    assert (await pods.metrics())["pd_router_handles"] == 1
+    pods.leave(pods.decode)
+    await pods.wait_states({pods.prefill: "ready"})
+    assert (await pods.metrics())["pd_router_handles"] == 0
 
 
 # -- generations ---------------------------------------------------------------------------------------
@@ -526,6 +542,36 @@ async def test_lists_that_are_refused(pods: PodDeployment, status: int, headers:
     await Talk(pods).say()
     pods.join(pods.decodes[1])
     await pods.wait_states({pods.prefill: "ready", pods.decode: "ready", pods.decodes[1]: "ready"})
+
+
+async def test_watches_that_are_refused_again_and_again(pods: PodDeployment) -> None:
+    pods.api.refuse("watch", 403, 4)
+    pods.api.drop()
+
+    async def told() -> bool:
+        return str((await pods.status())["discovery"]["trouble"]).startswith("refused: 403")
+
+    await until(told)
+    assert (await pods.metrics())["pd_router_discovery_connected"] == 0
+    await Talk(pods).say()
+    pods.join(pods.decodes[1])
+    await pods.wait_states({pods.prefill: "ready", pods.decode: "ready", pods.decodes[1]: "ready"})
+
+    async def over() -> bool:
+        return (await pods.status())["discovery"]["trouble"] is None
+
+    await until(over)
+
+
+async def test_one_watch_that_breaks_is_no_trouble(start: Callable[..., Awaitable[PodDeployment]]) -> None:
+    pods = await start()
+    lost = 'pd_router_discovery_watch_ends_total{reason="lost"}'
+    before = (await pods.metrics()).get(lost, 0)
+    wait, warned = await listed(pods), pods.router.log.count('"warning"')
+    pods.api.drop()
+    await wait()
+    assert (await pods.metrics())[lost] == before + 1
+    assert pods.router.log.count('"warning"') == warned
 
 
 async def test_a_token_that_changed_is_read_again(pods: PodDeployment) -> None:
