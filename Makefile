@@ -46,9 +46,13 @@ lint: $(STAMP) ## ruff, mypy strict, import contracts
 perf-router: $(STAMP) ## CPU per streamed turn: ours, vllm-router and vLLM's example proxy, side by side
 	$(BIN)/python tests/perf/router.py
 
-crds: $(STAMP) ## write crds/pddeployments.yaml and docs/reference.md anew from the models
+crds: $(STAMP) ## write crds/pddeployments.yaml, the chart's copy and docs/reference.md anew from the models
 	$(BIN)/pdctl render --crd > crds/pddeployments.yaml
+	cp crds/pddeployments.yaml charts/pd-operator/files/pddeployments.yaml
 	$(BIN)/pdctl render --reference > docs/reference.md
+
+chart: crds ## write the chart's copy of the definition and its table of values
+	$(BIN)/python charts/pd-operator/scripts/values_table.py
 
 COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-emit-find-links --no-annotate --no-header --generate-hashes
 
@@ -58,4 +62,4 @@ lock: ## pin requirements/ again from pyproject.toml (hashes, no addresses)
 	  $(COMPILE) --constraint requirements/engine-cpu.txt pyproject.toml --extra $$part -o requirements/image-$$part.txt; \
 	done
 
-.PHONY: help install demo test test-fast cluster-binaries test-cluster lint perf-router crds lock
+.PHONY: help install demo test test-fast cluster-binaries test-cluster lint perf-router crds chart lock

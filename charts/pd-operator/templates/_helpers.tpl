@@ -26,7 +26,7 @@ app.kubernetes.io/component: operator
   "app.kubernetes.io/version" (.Chart.AppVersion | replace "+" "_" | trunc 63 | trimSuffix "-")
   "app.kubernetes.io/managed-by" .Release.Service
   "app.kubernetes.io/part-of" "pd-operator" }}
-{{- toYaml (merge $own .Values.commonLabels) }}
+{{- toYaml (merge $own (omit .Values.commonLabels "app.kubernetes.io/component")) }}
 {{- end }}
 
 {{/* The operator's account. */}}
