@@ -118,7 +118,10 @@ class FaultProxy:
         self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
         app = web.Application(client_max_size=1 << 26)
         app.router.add_route("*", "/{path:.*}", self._handle)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
+        # A killed operator must end its watches here, too.
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=0.5, handler_cancellation=True
+        )
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
@@ -138,8 +141,12 @@ class FaultProxy:
                 async with self._forward(request) as upstream:
                     await upstream.read()
             return _answer(request, fault)
-        async with self._forward(request) as upstream:
-            return await self._relay(request, upstream, watch)
+        try:
+            async with self._forward(request) as upstream:
+                return await self._relay(request, upstream, watch)
+        except (aiohttp.ClientError, ConnectionError):
+            # Either side is gone: the operator was killed, or the server is being restarted.
+            return _answer(request, Fault(0))
 
     def _forward(self, request: web.Request) -> Any:
         headers = {

@@ -76,6 +76,7 @@ class Lab:
             yield proxy
         finally:
             asyncio.run_coroutine_threadsafe(proxy.__aexit__(), loop).result(30)
+            asyncio.run_coroutine_threadsafe(_end_tasks(), loop).result(30)
             loop.call_soon_threadsafe(loop.stop)
             thread.join(30)
             loop.close()
@@ -252,6 +253,14 @@ def router_at(ip: str, answer: Callable[[], dict[str, Any]]) -> Iterator[list[st
         server.shutdown()
         thread.join(30)
         server.server_close()
+
+
+async def _end_tasks() -> None:
+    """Cancel what still runs in this loop, such as watches that nobody reads any more."""
+    rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
 
 
 def _kubeconfig(url: str) -> str:
