@@ -127,7 +127,8 @@ class Fleet:
         self._settle(member)
         if ready:
             member.breaker = Breaker()
-        else:
+        elif not member.draining:
+            # One that drains may refuse its health check while it ends what it has; its sockets tell when it is gone.
             self._on_gone(member)
 
     def admit(self, key: str, admitted: bool, draining: bool) -> None:

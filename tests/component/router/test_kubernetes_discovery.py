@@ -204,6 +204,30 @@ async def test_a_stream_on_a_draining_engine_ends_and_its_handle_is_not_used(pod
     assert (await pods.explain())[-1]["reason"] == "holder_draining"
 
 
+async def test_an_answer_that_waits_on_a_draining_engine_is_not_cut(pods: PodDeployment) -> None:
+    # An engine that shuts down may say so at its health check long before it has ended what runs.
+    release = asyncio.Event()
+    pods.decode.next(Behaviour(hold=release))
+    talk = Talk(pods)
+    reading = asyncio.create_task(talk.say())
+
+    async def arrived() -> bool:
+        return bool(pods.decode.generates)
+
+    await until(arrived)
+    pods.move(pods.decode, deleting=True, ready=False)
+    await pods.wait_states({pods.prefill: "ready", pods.decode: "draining"})
+    pods.decode.health_status = 503
+    answers = 'pd_router_engine_ready{engine="tiny-decode-0",role="decode"}'
+
+    async def refused() -> bool:
+        return (await pods.metrics())[answers] == 0
+
+    await until(refused)
+    release.set()
+    assert len((await reading).decodes) == 1
+
+
 async def test_a_pod_without_an_address_or_not_ready_gets_nothing(pods: PodDeployment) -> None:
     pods.join(pods.decodes[1], ip=None, start=None, ready=False)
     pods.join(pods.decodes[2], ready=False)
