@@ -62,13 +62,18 @@ class Sites:
         self._runners: list[web.AppRunner] = []
 
     async def start(self, health: tuple[str, int], metrics: tuple[str, int]) -> None:
-        """Listen.
+        """Listen; `ports` are known then.
 
         Raises:
             OSError: when a port is taken.
         """
         await self._serve(health, "/healthz", self._healthz)
         await self._serve(metrics, "/metrics", self._exposition)
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """The port for health, the port for metrics."""
+        return tuple(int(runner.addresses[0][1]) for runner in self._runners)
 
     async def stop(self) -> None:
         """Stop listening."""

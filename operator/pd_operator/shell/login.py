@@ -25,8 +25,11 @@ async def load_configuration() -> Configuration:
     """
     configuration = Configuration(client_session_kwargs={"trust_env": False})
     configuration.connection_pool_maxsize = POOL_SIZE
-    if os.environ.get("KUBECONFIG") or "KUBERNETES_SERVICE_HOST" not in os.environ:
-        await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    kubeconfig = os.environ.get("KUBECONFIG")
+    if kubeconfig or "KUBERNETES_SERVICE_HOST" not in os.environ:
+        await config.load_kube_config(  # type: ignore[no-untyped-call]
+            config_file=kubeconfig or None, client_configuration=configuration
+        )
     else:
         config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     return configuration

@@ -109,4 +109,4 @@ def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit():
         raise argparse.ArgumentTypeError(f"must be HOST:PORT, got {text}")
-    return host, int(port)
+    return host.strip("[]"), int(port)
