@@ -65,6 +65,6 @@ class Context:
 
     def suspect(self, member: Member, *, gone: bool) -> None:
         """An engine could not be reached: look again now, and if nothing listens send it nothing until then."""
-        if gone:
+        if gone and self.fleet.member(member.key) is member:
             self.fleet.set_ready(member.key, False)
         self.nudge(member.key)
