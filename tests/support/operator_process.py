@@ -63,6 +63,12 @@ class OperatorProcess:
         """Is the process there?"""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """Its process number."""
+        assert self._process is not None
+        return self._process.pid
+
     def log(self) -> str:
         """All that it has said, over all of its lives."""
         return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""

@@ -27,10 +27,14 @@ REFUSAL_LIMIT = 500
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a plan: what stays refused, and the failure after which the rest was left for later."""
+    """What came of a plan: what stays refused, and the failure after which the rest was left for later.
+
+    `wrote` counts the actions that went through.
+    """
 
     refusals: tuple[Refusal, ...] = ()
     interrupted: ApiError | None = None
+    wrote: int = 0
 
 
 class Hands:
@@ -48,6 +52,7 @@ class Hands:
     async def carry_out(self, plan: Plan) -> Outcome:
         """Run the actions in order."""
         refusals = list(plan.refusals)
+        wrote = 0
         for action in plan.actions:
             try:
                 if isinstance(action, Apply):
@@ -56,10 +61,12 @@ class Hands:
                     await self._delete(action)
             except ApiError as error:
                 if error.transient or error.namespace_is_going:
-                    return Outcome(tuple(refusals), error)
+                    return Outcome(tuple(refusals), error, wrote)
                 logger.warning("%s in %s is refused: %s", action.ref, action.ref.namespace, error)
                 refusals.append(_refusal(action, error))
-        return Outcome(tuple(refusals))
+            else:
+                wrote += 1
+        return Outcome(tuple(refusals), wrote=wrote)
 
     def forget_children_except(self, uids: frozenset[str]) -> None:
         """Drop what was remembered about children that are gone."""

@@ -43,6 +43,15 @@ class Result(StrEnum):
     GONE = "gone"
 
 
+class Interrupted(Exception):
+    """A call failed in the middle of the writes. `progress`: others have gone through, so it may soon work."""
+
+    def __init__(self, error: ApiError, *, progress: bool) -> None:
+        super().__init__(str(error))
+        self.retry_after = error.retry_after
+        self.progress = progress
+
+
 class Reconciler:
     """Brings one PDDeployment at a time in order."""
 
@@ -66,7 +75,7 @@ class Reconciler:
         """Look at one object and do what is to do.
 
         Raises:
-            ApiError: when a call failed and the rest has to be done later.
+            Interrupted, ApiError: when a call failed and the rest has to be done later.
         """
         observed = self._observe(key)
         if observed is None:
@@ -80,7 +89,7 @@ class Reconciler:
         if outcome.interrupted is not None:
             if outcome.interrupted.namespace_is_going:
                 return Result.GONE
-            raise outcome.interrupted
+            raise Interrupted(outcome.interrupted, progress=outcome.wrote > 0) from outcome.interrupted
         await self._report(key, wish, observed, outcome.refusals)
         return Result.WAITING if outcome.refusals else Result.SETTLED
 

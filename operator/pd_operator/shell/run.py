@@ -24,7 +24,7 @@ from pd_operator.shell.kube_api import KubeApi
 from pd_operator.shell.metrics import Metrics
 from pd_operator.shell.mirror import Mirror
 from pd_operator.shell.options import Options
-from pd_operator.shell.reconcile import Reconciler, Result
+from pd_operator.shell.reconcile import Interrupted, Reconciler, Result
 from pd_operator.shell.router_poll import RouterPoll
 from pd_operator.shell.wakeups import Key, Wakeups
 
@@ -111,8 +111,9 @@ class Operator:
     async def _work_on(self, key: Key) -> None:
         try:
             result = await self._reconciler.reconcile(key)
-        except ApiError as error:
-            delay = self.wakeups.failed(key, error.retry_after)
+        except (Interrupted, ApiError) as error:
+            progress = isinstance(error, Interrupted) and error.progress
+            delay = self.wakeups.failed(key, error.retry_after, progress=progress)
             self._metrics.reconciles.labels("failed").inc()
             logger.warning("%s: %s; trying again in %.1f s", key, error, delay)
             return

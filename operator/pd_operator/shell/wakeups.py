@@ -76,9 +76,9 @@ class Wakeups:
         self._floor.pop(key, None)
         self._release(key)
 
-    def failed(self, key: Key, retry_after: float | None = None) -> float:
-        """The reconcile must be repeated. Returns the delay in seconds."""
-        count = self._failures.get(key, 0)
+    def failed(self, key: Key, retry_after: float | None = None, *, progress: bool = False) -> float:
+        """The reconcile must be repeated; after `progress` as if for the first time. Returns the delay in seconds."""
+        count = 0 if progress else self._failures.get(key, 0)
         self._failures[key] = count + 1
         delay = min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(count, 16)) * (0.9 + 0.2 * self._jitter())
         if key in self._again:

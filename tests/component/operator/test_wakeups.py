@@ -76,6 +76,14 @@ async def test_failures_come_back_ever_later_and_success_forgets_them(wakeups: W
     assert wakeups.failed(A) == 1.0
 
 
+async def test_progress_keeps_the_delay_short(wakeups: Wakeups, clock: Clock) -> None:
+    wakeups.wake(A)
+    for progress, expected in ((False, 1.0), (False, 2.0), (True, 1.0), (True, 1.0), (False, 2.0)):
+        await wakeups.next()
+        assert wakeups.failed(A, progress=progress) == expected
+        clock.now += expected
+
+
 async def test_an_event_ends_a_back_off(wakeups: Wakeups, clock: Clock) -> None:
     wakeups.wake(A)
     await wakeups.next()
