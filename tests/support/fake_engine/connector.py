@@ -145,7 +145,7 @@ class Connector:
             if count > 0:
                 await self._pull(run, params, count)
             else:
-                self._notify(params)
+                self.fabric.notify(params, self)
         run.blocks += await self._allocate(-(-len(prompt) // size) - len(run.blocks))
         self._compute(run, run.local + run.pulled, prompt)
         self.pool.remember(run.blocks, hashes)
@@ -209,7 +209,7 @@ class Connector:
         if admission.may_pull:
             return admission.params
         if admission.notify:
-            self._notify(given)
+            self.fabric.notify(given, self)
         return None
 
     def _matched_tokens(self, run: Run, params: Mapping[str, Any] | None) -> int:
@@ -229,7 +229,7 @@ class Connector:
         if params.get("do_remote_decode") and not self.config.bidirectional:
             self.fabric.violate(self.name, "handle sent to an engine without bidirectional transfer")
             raise Parked
-        remote = self.fabric.reach(params["remote_host"], params["remote_port"])
+        remote = await self.fabric.visit(params)
         if remote is None or remote.frozen:
             self.counters["failed_transfers"] += 1
             raise LoadFailed("peer is gone")
@@ -266,14 +266,6 @@ class Connector:
     def _judge_prompt(self, run: Run, prefilled: tuple[int, ...] | None) -> None:
         if prefilled is not None and prefilled[: len(run.tokens)] != tuple(run.tokens):
             self.fabric.violate(self.name, "the decode leg's prompt differs from the prefill leg's")
-
-    def _notify(self, params: Mapping[str, Any]) -> None:
-        """Tell the owner that its blocks are not needed, without reading them."""
-        remote = self.fabric.reach(params["remote_host"], params["remote_port"])
-        if remote is None or remote.engine_id != params["remote_engine_id"]:
-            self.counters["failed_notifications"] += 1
-            return
-        remote.notified(params["remote_request_id"], self.name, read=False)
 
     async def _allocate(self, count: int) -> list[int]:
         """Take blocks, waiting for others to end as a scheduler's queue does."""

@@ -91,11 +91,9 @@ def params_breaches(role: Literal["prefill", "decode"], params: Any, fabric: Fab
     if fault is not None:
         yield f"handle {fault}"
         return
-    issued = fabric.issued(params["remote_request_id"])
-    assert issued is not None
-    issued.sent_to.append(engine)
-    if len(issued.sent_to) > 1:
-        yield f"handle used twice: {', '.join(issued.sent_to)}"
+    sent_to = fabric.sent(params["remote_request_id"], engine)
+    if len(sent_to) > 1:
+        yield f"handle used twice: {', '.join(sent_to)}"
 
 
 def _prefill_breaches(body: Mapping[str, Any]) -> Iterator[str]:

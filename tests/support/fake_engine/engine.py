@@ -61,7 +61,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What stays the same over restarts. ``port`` 0 takes a free one at the first start; times in seconds."""
+    """What stays the same over restarts. ``port`` 0 takes a free one at the first start; times in seconds.
+
+    ``name`` and ``side_channel`` are made up where they are not given; in a pod they are the pod's.
+    """
 
     connector: ConnectorConfig
     models: tuple[str, ...] = ("tiny",)
@@ -70,6 +73,8 @@ class EngineConfig:
     port: int = 0
     host: str = "127.0.0.1"
     keepalive_timeout: float = 75.0
+    name: str | None = None
+    side_channel: tuple[str, int] | None = None
 
 
 class FakeEngine:
@@ -78,8 +83,8 @@ class FakeEngine:
     def __init__(self, config: EngineConfig, fabric: Fabric) -> None:
         self.config, self.fabric = config, fabric
         number = next(_numbers)
-        self.name = f"{config.connector.role}-{number}"
-        self._side_channel = (f"10.91.{number // 250}.{number % 250 + 1}", 5600)
+        self.name = config.name or f"{config.connector.role}-{number}"
+        self._side_channel = config.side_channel or (f"10.91.{number // 250}.{number % 250 + 1}", 5600)
         self.port = config.port
         self.requests: list[Record] = []
         self.plan: list[Rule] = []

@@ -1,7 +1,8 @@
 """The network between fake engines, and the judge: who can be reached, which handles were issued, what went wrong.
 
 Separate because a violation belongs to no single engine: whether a handle was issued at all, was altered on its way, or
-was sent twice can only be seen from above. Engines of one process share one fabric; there is none across processes.
+was sent twice can only be seen from above. Engines of one process share one fabric; for pods there is a fabric between
+processes (`support.cluster_serving_fabric`).
 """
 
 from __future__ import annotations
@@ -96,6 +97,24 @@ class Fabric:
     def issued(self, request_id: Any) -> Issued | None:
         """The handle that names ``request_id``, if any engine ever gave one out."""
         return self._issued.get(request_id) if isinstance(request_id, str) else None
+
+    def sent(self, request_id: str, engine: str) -> list[str]:
+        """Count an issued handle as sent to ``engine``; everybody whom it was sent to so far."""
+        sent_to = self._issued[request_id].sent_to
+        sent_to.append(engine)
+        return list(sent_to)
+
+    async def visit(self, params: Mapping[str, Any]) -> Connector | None:
+        """The engine that a handle names, to read its blocks. Asynchronous for a fabric between processes."""
+        return self.reach(params["remote_host"], params["remote_port"])
+
+    def notify(self, params: Mapping[str, Any], reader: Connector) -> None:
+        """Tell a handle's owner that ``reader`` does not need its blocks."""
+        remote = self.reach(params["remote_host"], params["remote_port"])
+        if remote is None or remote.engine_id != params["remote_engine_id"]:
+            reader.counters["failed_notifications"] += 1
+            return
+        remote.notified(params["remote_request_id"], reader.name, read=False)
 
     def handle_fault(self, value: Mapping[str, Any]) -> str | None:
         """Why ``value`` is not exactly what an engine issued, or ``None``."""
