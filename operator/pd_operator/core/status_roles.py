@@ -61,11 +61,11 @@ class RoleFacts:
 
     @property
     def stuck_pods(self) -> tuple[Pod, ...]:
-        """Pods in trouble while the workload has two templates: the rollout waits for them."""
+        """Pods in trouble while others still run an earlier template: the rollout waits for them."""
         workload = self.workload
-        if workload is None or not workload.update_revision or workload.update_revision == workload.current_revision:
+        if workload is None or workload.update_revision == workload.current_revision:
             return ()
-        return self.troubled
+        return self.troubled if workload.updated < workload.replicas else ()
 
     @property
     def stuck(self) -> bool:

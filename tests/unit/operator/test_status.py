@@ -107,8 +107,6 @@ ROLE_CASES = {
     "unschedulable": (STARTING, (PENDING,), "False", "Unschedulable", "False", "Unschedulable"),
     "image": (STARTING, (PULL,), "False", "ImagePullFailed", "False", "ImagePullFailed"),
     "crash loop": (STARTING, (LOOP,), "False", "CrashLooping", "False", "CrashLooping"),
-    "crash loop in a rollout": (replace(REVISED, updated=1, ready=0), (LOOP,), "False", "RolloutStuck", "False",
-                                "RolloutStuck"),
 }  # fmt: skip
 
 
@@ -232,6 +230,23 @@ def test_a_broken_pod_of_an_earlier_template_must_be_deleted_by_hand() -> None:
     status = compute_status(wish(("spec.decode.replicas", 2)), seen(decode=numbers, pods=(broken,)), (), NOW)
     assert word(status, ConditionType.PROGRESSING) == ("False", "RolloutStuck")
     assert "kubectl delete pod qwen-decode-1" in message(status, ConditionType.PROGRESSING)
+
+
+def test_a_broken_pod_of_the_newest_template_holds_up_the_rollout() -> None:
+    numbers = replace(REVISED, replicas=2, wanted=2, ready=1, updated=1)
+    broken = pod("decode", name="qwen-decode-1", trouble=LOOP, revision="r2")
+    status = compute_status(wish(("spec.decode.replicas", 2)), seen(decode=numbers, pods=(broken,)), (), NOW)
+    for kind in (ConditionType.PROGRESSING, ConditionType.DECODE_READY, ConditionType.READY):
+        assert word(status, kind) == ("False", "RolloutStuck")
+        assert "qwen-decode-1" in message(status, kind)
+        assert LOOP.message in message(status, kind)
+    assert "keep the previous one" in message(status, ConditionType.PROGRESSING)
+
+
+def test_the_only_pod_of_a_new_template_is_a_crash_loop_not_a_stuck_rollout() -> None:
+    numbers = replace(REVISED, updated=1, ready=0)
+    status = compute_status(wish(), seen(decode=numbers, pods=(pod("decode", trouble=LOOP, revision="r2"),)), (), NOW)
+    assert word(status, ConditionType.DECODE_READY) == ("False", "CrashLooping")
 
 
 def test_a_router_rollout_past_its_deadline() -> None:
