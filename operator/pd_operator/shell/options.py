@@ -88,14 +88,24 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     add("--workers", type=int, default=defaults.workers, metavar="N", help="objects reconciled at the same time")
     add("--request-timeout", type=_positive, default=defaults.request_timeout, metavar="S", help="for one API call")
-    add("--health", type=_address, default=defaults.health, metavar="HOST:PORT", help="where /healthz is served")
-    add("--metrics", type=_address, default=defaults.metrics, metavar="HOST:PORT", help="where /metrics is served")
+    add("--health", type=_address, default=_text(defaults.health), metavar="HOST:PORT", help="where /healthz is served")
+    add(
+        "--metrics",
+        type=_address,
+        default=_text(defaults.metrics),
+        metavar="HOST:PORT",
+        help="where /metrics is served",
+    )
     add("--router-image", default=env.get(ROUTER_IMAGE, ""), metavar="IMAGE", help=f"or {ROUTER_IMAGE}")
     add("--connector-image", default=env.get(CONNECTOR_IMAGE, ""), metavar="IMAGE", help=f"or {CONNECTOR_IMAGE}")
     add("--image-pull-policy", default=env.get(PULL_POLICY, ""), metavar="WORD", help=f"or {PULL_POLICY}")
     add("--log-format", choices=("json", "plain"), default=defaults.log_format, help="of the log on standard error")
     add("--verbose", action="store_true", help="log what kopf and the HTTP client do, too")
     return parser
+
+
+def _text(address: tuple[str, int]) -> str:
+    return f"{address[0]}:{address[1]}"
 
 
 def _positive(text: str) -> float:
