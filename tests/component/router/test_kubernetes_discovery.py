@@ -413,7 +413,7 @@ async def test_generations_are_never_mixed(pods: PodDeployment) -> None:
 
 async def test_engines_of_two_generations_are_no_pair(pods: PodDeployment) -> None:
     pods.move(pods.decode, generation="g2")
-    await pods.router.wait_ready(False)
+    await pods.wait_states({pods.prefill: "ready", pods.decode: "ready"})
     assert "of one generation" in await pods.not_ready_reason()
     turn = await send(pods, Talk(pods).body("Hello."))
     assert (turn.status, turn.prefills, turn.decodes) == (503, [], [])
