@@ -1,4 +1,4 @@
-"""Many PDDeployments on one operator: ``python tests/perf/operator.py [--count 300]``.
+"""Many PDDeployments on one operator: ``python tests/perf/many_deployments.py [--count 300]``.
 
 A light embedded cluster, one operator for all namespaces, PDDeployments spread over ten namespaces, a few of them bad.
 Measured: seconds until every object has its children and a judged status, memory at its peak, API calls, the longest
@@ -157,12 +157,12 @@ def measure(cluster: EmbeddedCluster, count: int, folder: Path) -> Result:
 
 
 def main() -> int:
-    """Run, print, write `out/perf-operator/result.json`."""
+    """Run, print, write `out/perf-deployments/result.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=300, help="PDDeployments (default 300)")
     count = parser.parse_args().count
     remove_abandoned()
-    out = ROOT / "out" / "perf-operator"
+    out = ROOT / "out" / "perf-deployments"
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, cluster_for_tests("perf", Wishes(light=True)) as cluster:
         result = measure(cluster, count, Path(folder))
