@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from typing import Any
 
-from pd_router.core.pods import Change, Changed, EnginePod, Joined, Left, PodSet, Refused, Restarted
+from pd_router.core.engine_pod import EnginePod
+from pd_router.core.pods import Change, Changed, Joined, Left, PodSet, Refused, Restarted
 from pd_router.core.settings import PodDiscovery, Timeouts
 from pd_router.shell.discovery import DiscoveryError, EngineProbes
 from pd_router.shell.discovery_metrics import DiscoveryMetrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pd_operator.core.render_children import RenderContext, render_children
-from pd_router.core.pods import EnginePod, read_pod
+from pd_router.core.engine_pod import EnginePod, read_pod
 from support.fake_api_server import selected
 from support.pddeployments import EXAMPLES, deployment, example
 from support.pods import make_pod

@@ -10,19 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pd_router.core.pods import (
-    REMEMBERED_DEAD,
-    Change,
-    Changed,
-    EnginePod,
-    Joined,
-    Left,
-    PodSet,
-    Refused,
-    Restarted,
-    UnusablePod,
-    read_pod,
-)
+from pd_router.core.engine_pod import EnginePod, UnusablePod, read_pod
+from pd_router.core.pods import REMEMBERED_DEAD, Change, Changed, Joined, Left, PodSet, Refused, Restarted
 from pd_wire import names
 from support.pods import make_pod
 
