@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from support.deployment import Deployment, Spec
+from support.pod_deployment import PodDeployment
 
 Deploy = Callable[..., Awaitable[Deployment]]
 
@@ -76,3 +78,40 @@ async def deploy(shared_deployments: dict[Spec, Deployment]) -> AsyncIterator[De
             deployment.reset()
         for deployment in broken:
             await deployment.heal()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_pods() -> AsyncIterator[PodDeployment]:
+    deployment = PodDeployment(Spec(prefills=3, decodes=3))
+    await deployment.start()
+    yield deployment
+    await deployment.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def pods(shared_pods: PodDeployment) -> AsyncIterator[PodDeployment]:
+    """One pod per role, fresh; clean afterwards."""
+    await shared_pods.restore()
+    yield shared_pods
+    await shared_pods.api.start()
+    await shared_pods.check()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def start_pods() -> AsyncIterator[Callable[..., Awaitable[PodDeployment]]]:
+    """Deployments of a test's own."""
+    made: list[PodDeployment] = []
+
+    async def make(spec: Spec | None = None, **how: Any) -> PodDeployment:
+        deployment = PodDeployment(spec or Spec())
+        made.append(deployment)
+        await deployment.start(**how)
+        return deployment
+
+    yield make
+    try:
+        for deployment in made:
+            await deployment.check()
+    finally:
+        for deployment in made:
+            await deployment.stop()
