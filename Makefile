@@ -20,8 +20,8 @@ $(STAMP): requirements/engine-cpu.txt pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
 	touch $@
 
-demo: $(STAMP) ## run a real pair behind the router, reuse OFF then ON; table and two plots
-	$(BIN)/pdctl demo
+demo: $(STAMP) ## a real Kubernetes, the operator, a real pair: reuse ON and OFF; table and two plots
+	$(BIN)/pdctl cluster demo
 
 test: $(STAMP) lint cluster-binaries ## every test, fast layers first, real engines last
 	$(BIN)/python -m pytest tests/unit tests/contract tests/component

@@ -27,12 +27,16 @@ from pdctl.shell.player import PlayError
 
 @dataclass(frozen=True, slots=True)
 class DemoOrder:
-    """What to play, and where results go. ``where`` tells readers of the pictures where the pair ran."""
+    """What to play, and where results go.
+
+    ``where`` tells readers of the pictures where the pair ran; ``before`` are stages that came first, in seconds.
+    """
 
     plan: DialoguePlan
     conversations: int
     out: Path
     where: str
+    before: tuple[tuple[str, float], ...] = ()
 
 
 async def measure_and_show(order: DemoOrder, make_ground: Callable[[Path], Ground], console: Console) -> int:
@@ -45,6 +49,7 @@ async def measure_and_show(order: DemoOrder, make_ground: Callable[[Path], Groun
         console.say(f"FAILED: {error}")
         return 1
     run = DemoRun(order.plan, order.conversations, make_ground(model), console)
+    run.stages.extend(order.before)
     try:
         await run.both_legs(model)
     except (EnginePythonError, StartError, PlayError, ClusterError) as error:

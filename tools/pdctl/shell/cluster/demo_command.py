@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
-from pdctl.core.table import format_seconds
 from pdctl.shell.cluster.cluster import EmbeddedCluster
 from pdctl.shell.cluster.demo_ground import ClusterGround
 from pdctl.shell.cluster.places import ClusterError
@@ -32,7 +32,6 @@ from pdctl.shell.demo_command import (
     run_local_demo,
 )
 from pdctl.shell.demo_report import DemoOrder, measure_and_show
-from pdctl.shell.demo_run import Ground
 from pdctl.shell.files import FileError, read_document
 from pdctl.shell.interrupts import Interrupts
 from pdctl.shell.model_maker import ModelMakerError, cached_tiny_model
@@ -73,13 +72,13 @@ def demo(
     inner = [
         *(sys.executable, "-m", "pdctl", "cluster", "demo-inside", "--out", str(out), "--chart", str(chart)),
         *("--conversations", str(conversations), "--turns", str(turns), "--longest", str(longest)),
-        *("--step", str(step), "--reply", str(reply), "--example", str(example)),
+        *("--step", str(step), "--reply", str(reply), "--example", str(example), "--up-seconds", f"{up_seconds:.1f}"),
     ]
-    code = asyncio.run(_outer(cluster, inner, console, keep, up_seconds))
+    code = asyncio.run(_outer(cluster, inner, console, keep))
     raise typer.Exit(code)
 
 
-async def _outer(cluster: EmbeddedCluster, inner: list[str], console: Console, keep: bool, up_seconds: float) -> int:
+async def _outer(cluster: EmbeddedCluster, inner: list[str], console: Console, keep: bool) -> int:
     interrupts = Interrupts(console.say)
     console.on_closed(interrupts.output_closed)
     try:
@@ -92,8 +91,7 @@ async def _outer(cluster: EmbeddedCluster, inner: list[str], console: Console, k
             )
         else:
             cluster.down()
-            console.block(format_seconds([("cluster: up", up_seconds), ("cluster: down", time.monotonic() - begun)]))
-            console.say("the cluster is down, nothing is left")
+            console.say(f"the cluster is down after {time.monotonic() - begun:.1f} s, nothing is left")
     return 128 + int(interrupts.received or 13) if code is None else code
 
 
@@ -118,41 +116,41 @@ def demo_inside(
     reply: ReplyTokens,
     chart: Chart,
     example: Example,
+    up_seconds: Annotated[float, typer.Option(help="What starting the cluster took.")] = 0.0,
 ) -> None:
     """The part of the demo that runs in a cluster's network, with kubectl and helm on the PATH."""
-    order = DemoOrder(plan_or_exit(turns, longest, step, reply), conversations, out, WHERE)
+    plan = plan_or_exit(turns, longest, step, reply)
     try:
         document = read_document(example)
     except FileError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
     console = Console(show_lines=False)
-    spec = document["spec"]["model"]
-    ground = ClusterGround(chart, example, document["metadata"]["name"], spec.get("servedName", spec["name"]), console)
-    raise typer.Exit(asyncio.run(_inner(order, ground, console)))
+    name, model = document["metadata"]["name"], document["spec"]["model"]
+    served = model.get("servedName", model["name"])
+    ground = ClusterGround(chart, example, name, served, out / "logs", console)
+
+    async def play() -> int:
+        begun = time.monotonic()
+        try:
+            await ground.install()
+            installed = ("helm install", time.monotonic() - begun)
+            order = DemoOrder(plan, conversations, out, WHERE, (("cluster: up", up_seconds), installed))
+            code = await measure_and_show(order, lambda _model: ground, console)
+            console.block("")
+            console.block(await ground.show())
+        except ClusterError as error:
+            console.settle()
+            console.say(f"FAILED: {error}")
+            return 1
+        return code
+
+    raise typer.Exit(asyncio.run(_inner(play(), console)))
 
 
-async def _inner(order: DemoOrder, ground: ClusterGround, console: Console) -> int:
+async def _inner(work: Coroutine[Any, Any, int], console: Console) -> int:
+    # The outer process tells about signals.
     interrupts = Interrupts(lambda _text: None)
     console.on_closed(interrupts.output_closed)
-    code = await interrupts.run(_play(order, ground, console))
+    code = await interrupts.run(work)
     return 128 + int(interrupts.received or 13) if code is None else code
-
-
-async def _play(order: DemoOrder, ground: ClusterGround, console: Console) -> int:
-    def on_it(_model: Path) -> Ground:
-        return ground
-
-    begun = time.monotonic()
-    try:
-        await ground.install()
-        installed = time.monotonic() - begun
-        code = await measure_and_show(order, on_it, console)
-        console.block("")
-        console.block(await ground.show())
-    except ClusterError as error:
-        console.settle()
-        console.say(f"FAILED: {error}")
-        return 1
-    console.block(format_seconds([("helm install", installed)]))
-    return code

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,13 +35,14 @@ class ClusterGround:
 
     legs = (Leg.ON, Leg.OFF)
 
-    def __init__(self, chart: Path, example: Path, name: str, model: str, console: Console) -> None:
+    def __init__(self, chart: Path, example: Path, name: str, model: str, logs: Path, console: Console) -> None:
         self._chart = chart
         self._example = example
         self._name = name
         self._model = model
+        self._logs = logs
         self._console = console
-        self._applied = False
+        self._leg: Leg | None = None
 
     async def install(self) -> None:
         """Install the operator and wait until it runs. Raises ClusterError."""
@@ -63,10 +65,10 @@ class ClusterGround:
     async def start(self, leg: Leg) -> Urls:
         """Apply the example, or patch its switch, and wait until exactly that is served. Raises ClusterError."""
         wanted = _SWITCH[leg]
-        if not self._applied:
-            self._console.say(f"kubectl apply -f {self._example.name}")
+        if self._leg is None:
+            self._console.say(f"kubectl apply -f {self._example}")
             await _run("kubectl", "apply", "-f", str(self._example))
-            self._applied = True
+        self._leg = leg
         patch = {"spec": {"kvTransfer": {"bidirectional": wanted.value}}}
         await _run("kubectl", "patch", "pdd", self._name, "--type", "merge", "-p", json.dumps(patch))
         self._console.say(f"kubectl patch pdd {self._name}: kvTransfer.bidirectional {wanted.value}")
@@ -91,7 +93,16 @@ class ClusterGround:
             await asyncio.sleep(2 * LOOK_SECONDS)
 
     async def stop(self) -> None:
-        """Nothing: the next leg changes the object, and the cluster's end ends everything."""
+        """Save the pods' logs. Nothing is stopped: the next leg changes the object, and the cluster ends everything."""
+        if self._leg is None:
+            return
+        folder = self._logs / self._leg.value
+        folder.mkdir(parents=True, exist_ok=True)
+        for pod in await self._pods():
+            name = pod["metadata"]["name"]
+            # A pod whose container hasn't started has none.
+            with suppress(ClusterError):
+                (folder / f"{name}.log").write_text(await _run("kubectl", "logs", name, "--all-containers", "--prefix"))
 
     async def show(self) -> str:
         """What `kubectl get pdd,pods` prints."""

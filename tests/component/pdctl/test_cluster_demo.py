@@ -1,0 +1,75 @@
+"""`pdctl cluster demo`: the cluster is always taken down, and without one the local demo is played."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pdctl.__main__ import app
+from pdctl.shell.cluster import demo_command
+from pdctl.shell.cluster.places import ClusterError
+from pdctl.shell.demo_report import DemoOrder
+
+
+@pytest.fixture
+def world(monkeypatch, tmp_path):
+    """Runs the command with a stand-in for the cluster, whose inner process is a piece of Python."""
+    done: list[str] = []
+
+    def run(inner: str = "", up_fails: str | None = None) -> tuple[int, str, list[str]]:
+        class Cluster:
+            def __init__(self, name: str, **_listeners: object) -> None:
+                done.append(f"cluster {name}")
+
+            def down(self) -> None:
+                done.append("down")
+
+            def up(self) -> None:
+                if up_fails is not None:
+                    raise ClusterError(up_fails)
+                done.append("up")
+
+            def inside(self, argv: list[str]) -> list[str]:
+                done.append(" ".join(argv[2:5]))
+                return [sys.executable, "-c", inner]
+
+            def environment(self) -> dict[str, str]:
+                return {}
+
+        async def local(order: DemoOrder) -> int:
+            done.append(f"local demo of {order.plan.turns} turns")
+            return 0
+
+        monkeypatch.setattr(demo_command, "EmbeddedCluster", Cluster)
+        monkeypatch.setattr(demo_command, "cached_tiny_model", lambda _say: tmp_path)
+        monkeypatch.setattr(demo_command, "run_local_demo", local)
+        files = Path(__file__).parents[3]
+        arguments = ["--chart", str(files / "charts/pd-operator"), "--example", str(files / "examples/cpu-tiny.yaml")]
+        result = CliRunner().invoke(app, ["cluster", "demo", *arguments, "--out", str(tmp_path / "out")])
+        return result.exit_code, result.output, done
+
+    return run
+
+
+@pytest.mark.parametrize("code", [0, 1, 7])
+def test_the_inner_part_decides_the_exit_code_and_the_cluster_goes_down(world, code):
+    found, output, done = world(f"import sys; sys.exit({code})")
+    assert found == code
+    assert done == ["cluster demo", "down", "up", "pdctl cluster demo-inside", "down"]
+    assert "nothing is left" in output
+
+
+def test_a_signal_ends_the_inner_part_and_the_cluster(world):
+    inner = "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"
+    code, output, done = world(inner)
+    assert code == 128 + 15
+    assert done[-1] == "down"
+    assert "SIGTERM: stopping" in output
+
+
+def test_without_a_cluster_the_reason_is_told_and_the_local_demo_is_played(world):
+    code, output, done = world(up_fails="this machine allows no namespaces")
+    assert code == 0
+    assert "no cluster can be started here: this machine allows no namespaces" in output
+    assert done[-1] == "local demo of 7 turns"
