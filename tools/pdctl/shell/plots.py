@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -25,6 +26,9 @@ TRANSFER_COLOUR: Final = "#ff9f40"
 SIZE: Final = (8.4, 5.0)
 DPI: Final = 130
 BAR_WIDTH: Final = 0.38
+SUBTITLE_WIDTH: Final = 96
+"""Characters of a line that fits over the axes."""
+LEGEND_HEIGHT: Final = 1.11
 HEADROOM: Final = 1.12
 """Room above the highest point for its label."""
 
@@ -79,8 +83,9 @@ def draw_prefill(path: Path, bars: Sequence[BarPair], subtitle: str) -> None:
 
 def _figure(title: str, subtitle: str) -> tuple[Figure, Axes]:
     figure, axes = pyplot.subplots(figsize=SIZE, dpi=DPI)
-    axes.set_title(title, loc="left", fontsize=14, fontweight="bold", pad=26)
-    axes.text(0, 1.025, subtitle, transform=axes.transAxes, fontsize=9, color="#555555")
+    lines = textwrap.wrap(subtitle, SUBTITLE_WIDTH)
+    axes.set_title(title, loc="left", fontsize=14, fontweight="bold", pad=14 + 12 * len(lines))
+    axes.text(0, 1.025, "\n".join(lines), transform=axes.transAxes, fontsize=9, color="#555555")
     return figure, axes
 
 
@@ -96,7 +101,7 @@ def _finish(figure: Figure, axes: Axes, path: Path) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     # Beside the title, where no bar or line can reach it.
-    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.07), ncols=3, borderaxespad=0)
+    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1.0, LEGEND_HEIGHT), ncols=3, borderaxespad=0)
     figure.tight_layout()
     figure.savefig(path)
     pyplot.close(figure)
