@@ -13,7 +13,9 @@ from typing import Any
 
 from pdctl.shell.cluster.cluster import EmbeddedCluster
 from support.charts import CHART, DEVELOPMENT, combined
-from support.clusters import eventually, exists
+from support.clusters import eventually, exists, make_namespace
+from support.operator_lab import Lab
+from support.operator_process import OperatorProcess
 
 DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/pddeployments.pdserving.dev"
 SERVED = "/apis/pdserving.dev/v1alpha1/pddeployments"
@@ -89,6 +91,19 @@ class Release:
             file.flush()
             where = ("--namespace", self.namespace, "--values", file.name)
             return self.cluster.helm(command, self.name, str(chart), *where, *more)
+
+
+class TenantLab(Lab):
+    """A lab where the chart has brought the definition, in whatever version; ``labels`` are the namespace's."""
+
+    def __init__(
+        self, cluster: EmbeddedCluster, namespace: str, folder: Path, labels: dict[str, str] | None = None
+    ) -> None:
+        # Not the base class's: that one applies the definition of this checkout.
+        self.cluster, self.namespace, self._folder = cluster, namespace, folder
+        self.api = cluster.api
+        self._processes: list[OperatorProcess] = []
+        make_namespace(self.api, namespace, labels)
 
 
 def without_definition(cluster: EmbeddedCluster) -> None:
