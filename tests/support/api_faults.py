@@ -53,6 +53,10 @@ class FaultyPort:
         """See ClusterApi."""
         return await self._call(lambda: self.inner.get(ref))
 
+    async def alive(self, ref: Ref, uid: str) -> bool:
+        """See ClusterApi."""
+        return await self._call(lambda: self.inner.alive(ref, uid))
+
     async def list(self, kind: Kind, namespace: str | None, label_selector: str) -> tuple[list[Mapping[str, Any]], int]:
         """See ClusterApi."""
         return await self._call(lambda: self.inner.list(kind, namespace, label_selector))
@@ -69,7 +73,7 @@ class FaultyPort:
         """See ClusterApi."""
         return await self._call(lambda: self.inner.apply_status(ref, uid, status))
 
-    async def delete(self, ref: Ref, uid: str, *, orphan: bool) -> None:
+    async def delete(self, ref: Ref, uid: str, *, orphan: bool) -> bool:
         """See ClusterApi."""
         return await self._call(lambda: self.inner.delete(ref, uid, orphan=orphan))
 

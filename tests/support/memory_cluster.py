@@ -108,6 +108,11 @@ class MemoryCluster:
         self.calls.append(("get", ref))
         return copy.deepcopy(self.objects.get(ref))
 
+    async def alive(self, ref: Ref, uid: str) -> bool:
+        """See ClusterApi."""
+        self.calls.append(("alive", ref))
+        return ref in self.objects and self.objects[ref]["metadata"]["uid"] == uid
+
     async def list(self, kind: Kind, namespace: str | None, label_selector: str) -> tuple[list[Mapping[str, Any]], int]:
         """See ClusterApi."""
         self.calls.append(("list", Ref(kind.name, namespace or "", "")))
@@ -158,15 +163,16 @@ class MemoryCluster:
         new = {**copy.deepcopy(old), "status": copy.deepcopy(dict(status))}
         return copy.deepcopy(old if new == old else self._store(ref, new))
 
-    async def delete(self, ref: Ref, uid: str, *, orphan: bool) -> None:
+    async def delete(self, ref: Ref, uid: str, *, orphan: bool) -> bool:
         """See ClusterApi."""
         self._write("orphan" if orphan else "delete", ref)
         old = self.objects.get(ref)
         if old is None:
-            return
+            return False
         if old["metadata"]["uid"] != uid:
             raise ApiError(409, "Conflict", "uid mismatch")
         self.remove(ref)
+        return True
 
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         """See ClusterApi."""

@@ -55,6 +55,9 @@ class ClusterApi(Protocol):
     async def get(self, ref: Ref) -> Mapping[str, Any] | None:
         """The object, None when there is none."""
 
+    async def alive(self, ref: Ref, uid: str) -> bool:
+        """Does that very object exist, now? Asked of the server, not of what was seen."""
+
     async def list(self, kind: Kind, namespace: str | None, label_selector: str) -> tuple[list[Mapping[str, Any]], int]:
         """All objects in one namespace (None: in the cluster), and the list's resourceVersion as a number."""
 
@@ -67,8 +70,8 @@ class ClusterApi(Protocol):
     async def apply_status(self, ref: Ref, uid: str, status: Mapping[str, Any]) -> Mapping[str, Any]:
         """Server-side apply of the status subresource of a PDDeployment."""
 
-    async def delete(self, ref: Ref, uid: str, *, orphan: bool) -> None:
-        """Delete that very object; gone already is fine."""
+    async def delete(self, ref: Ref, uid: str, *, orphan: bool) -> bool:
+        """Delete that very object. False when it was gone already."""
 
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         """Post an Event."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pd_operator.core.observed import observe_child
-from pd_operator.core.observed_kinds import kind_named
+from pd_operator.core.observed_kinds import Ref, kind_named
 from pd_operator.core.plan import Apply, Delete, Plan, Refusal, role_of
 from pd_operator.core.plan_ownership import lost_fields
 from pd_operator.core.reasons import Reason
@@ -60,6 +60,8 @@ class Hands:
                 else:
                     await self._delete(action)
             except ApiError as error:
+                if error.status in (404, 409):
+                    await self._look_again(action.ref, action.uid)
                 if error.transient or error.namespace_is_going:
                     return Outcome(tuple(refusals), error, wrote)
                 logger.warning("%s in %s is refused: %s", action.ref, action.ref.namespace, error)
@@ -71,6 +73,17 @@ class Hands:
     def forget_children_except(self, uids: frozenset[str]) -> None:
         """Drop what was remembered about children that are gone."""
         self.not_kept = {uid: paths for uid, paths in self.not_kept.items() if uid in uids}
+
+    async def _look_again(self, ref: Ref, uid: str | None) -> None:
+        """The object is not the one that was seen: a watch may be behind, or it was listed before the watch began."""
+        try:
+            raw = await self._api.get(ref)
+        except ApiError:
+            return
+        if raw is not None:
+            self._mirror.see(kind_named(ref.kind), raw)
+        elif uid is not None:
+            self._mirror.gone(ref, uid)
 
     async def _apply(self, action: Apply) -> None:
         if action.hand_over is not None and action.uid is not None:
@@ -87,7 +100,9 @@ class Hands:
             self.not_kept[child.uid] = lost
 
     async def _delete(self, action: Delete) -> None:
-        await self._api.delete(action.ref, action.uid, orphan=action.orphan)
+        if not await self._api.delete(action.ref, action.uid, orphan=action.orphan):
+            self._mirror.gone(action.ref, action.uid)
+            return
         self._metrics.writes.labels(action.ref.kind, action.why.value).inc()
         self._log("deleted %s in %s (%s)", action.ref, action.ref.namespace, action.why.value)
 

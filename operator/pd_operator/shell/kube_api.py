@@ -57,6 +57,12 @@ class KubeApi:
                 return None
             raise
 
+    async def alive(self, ref: Ref, uid: str) -> bool:
+        """See ClusterApi. A list of one, since the operator has no other use for the right to get PDDeployments."""
+        query = {"fieldSelector": f"metadata.name={ref.name}"}
+        page = await self._call("GET", _path(kind_named(ref.kind), ref.namespace), query)
+        return any(item["metadata"].get("uid") == uid for item in page.get("items") or ())
+
     async def list(self, kind: Kind, namespace: str | None, label_selector: str) -> tuple[list[Mapping[str, Any]], int]:
         """See ClusterApi. In pages, so that no single answer is huge."""
         items: list[Mapping[str, Any]] = []
@@ -96,7 +102,7 @@ class KubeApi:
         path = f"{_path(DEPLOYMENTS, ref.namespace, ref.name)}/status"
         return await self._call("PATCH", path, {"fieldManager": MANAGER, "force": "true"}, body, _APPLY)
 
-    async def delete(self, ref: Ref, uid: str, *, orphan: bool) -> None:
+    async def delete(self, ref: Ref, uid: str, *, orphan: bool) -> bool:
         """See ClusterApi."""
         body = {
             "apiVersion": "v1",
@@ -109,6 +115,8 @@ class KubeApi:
         except ApiError as error:
             if error.status != 404:
                 raise
+            return False
+        return True
 
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         """See ClusterApi."""

@@ -60,6 +60,10 @@ class Mirror:
                     woken.add(key)
         return woken
 
+    def gone(self, ref: Ref, uid: str) -> None:
+        """The server has no such object any more, although no watch has told."""
+        self._drop(ref, uid)
+
     def take_unconfirmed(self) -> tuple[Ref, ...]:
         """Changes that the previous lists brought and that no watch has brought since; forgets them."""
         missed = tuple(self._unconfirmed)

@@ -17,7 +17,7 @@ from pd_operator.core.observed import Child, Observed, observe_child
 from pd_operator.core.observed_kinds import DEPLOYMENTS, Ref
 from pd_operator.core.observed_router import RouterAnswer
 from pd_operator.core.parse import parse_deployment
-from pd_operator.core.plan import Refusal, plan, ref_of
+from pd_operator.core.plan import Refusal, Why, plan, ref_of
 from pd_operator.core.problems import Problem, SpecError
 from pd_operator.core.render_children import cluster_generation, render_children
 from pd_operator.core.render_context import RenderContext
@@ -85,7 +85,10 @@ class Reconciler:
             await self._report(key, wish, observed, ())
             return Result.INVALID
         observed = await self._with_objects_in_the_way(wish.manifests, observed)
-        outcome = await self._hands.carry_out(plan(wish.manifests, observed, self._hands.not_kept))
+        todo = plan(wish.manifests, observed, self._hands.not_kept)
+        if any(action.why is Why.ABSENT for action in todo.actions) and not await self._is_alive(observed):
+            return Result.GONE
+        outcome = await self._hands.carry_out(todo)
         if outcome.interrupted is not None:
             if outcome.interrupted.namespace_is_going:
                 return Result.GONE
@@ -100,6 +103,14 @@ class Reconciler:
         if observed is None or "deletionTimestamp" in observed.metadata:
             return None
         return observed
+
+    async def _is_alive(self, observed: Observed) -> bool:
+        """Before something is created: children of a dead owner would be collected and created again in turns."""
+        ref = _ref(observed)
+        if await self._api.alive(ref, observed.uid):
+            return True
+        self._mirror.gone(ref, observed.uid)
+        return False
 
     def _wish(self, observed: Observed) -> Wish | Sequence[Problem]:
         context = self._context(observed.uid)
@@ -139,12 +150,17 @@ class Reconciler:
         await self._write_status(seen, old, status)
 
     async def _write_status(self, seen: Observed, old: PDDeploymentStatus, status: PDDeploymentStatus) -> None:
-        ref = Ref(DEPLOYMENTS.name, seen.namespace, seen.name)
+        ref = _ref(seen)
         try:
             raw = await self._api.apply_status(ref, seen.uid, status.document())
         except ApiError as error:
             if error.status == 404:
+                self._mirror.gone(ref, seen.uid)
                 return
             raise
         self._mirror.see(DEPLOYMENTS, raw)
         await post_events(self._api, seen, happenings(old, status), self._now())
+
+
+def _ref(observed: Observed) -> Ref:
+    return Ref(DEPLOYMENTS.name, observed.namespace, observed.name)

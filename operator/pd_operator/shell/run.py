@@ -11,6 +11,7 @@ import datetime
 import logging
 import time
 from collections.abc import Callable
+from typing import Final
 
 import kopf
 
@@ -29,6 +30,9 @@ from pd_operator.shell.router_poll import RouterPoll
 from pd_operator.shell.wakeups import Key, Wakeups
 
 logger = logging.getLogger(__name__)
+
+SECOND_LOOK: Final = 15.0
+"""Seconds after the start; the watches begin within one or two."""
 
 
 class CrdMissing(Exception):
@@ -89,10 +93,14 @@ class Operator:
             await self._work_on(key)
 
     async def resync(self) -> None:
-        """Look at everything again and again."""
+        """Look at everything again and again.
+
+        Once soon after the start: what vanished between the first look and the start of the watches, no watch tells.
+        """
+        await asyncio.sleep(min(SECOND_LOOK, self._options.resync))
         while True:
-            await asyncio.sleep(self._options.resync)
             await self.resync_once()
+            await asyncio.sleep(self._options.resync)
 
     async def resync_once(self) -> None:
         """One complete look, and the judgement whether the watches have brought what the last one found."""

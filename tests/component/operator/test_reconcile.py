@@ -208,6 +208,49 @@ async def test_a_deletion_that_no_watch_told_is_found_by_the_complete_look(bench
     assert SERVICE in bench.cluster.objects
 
 
+@pytest.mark.parametrize("successor", [False, True], ids=["gone", "another one"])
+async def test_a_child_that_vanished_unseen_is_noticed_when_it_is_written(bench: Bench, successor: bool) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    bench.stop(operator)
+    raw = bench.cluster.objects[STATEFUL_SET]
+    bench.cluster.remove(STATEFUL_SET)
+    if successor:
+        bench.cluster.put({key: value for key, value in raw.items() if key != "status"})
+    bench.cluster.listeners.append(operator.saw)
+    bench.change(("spec.decode.replicas", 2))
+    await bench.settle(operator)
+    assert bench.cluster.objects[STATEFUL_SET]["spec"]["replicas"] == 2
+
+
+async def test_an_unwanted_child_that_vanished_unseen_is_forgotten(bench: Bench) -> None:
+    bench.create(("spec.router.replicas", 2))
+    operator = await bench.operator()
+    await bench.settle(operator)
+    bench.stop(operator)
+    bench.cluster.remove(Ref("PodDisruptionBudget", "models", "qwen-router"))
+    bench.cluster.listeners.append(operator.saw)
+    for count in (2, 3):
+        bench.change(("spec.router.replicas", 1), ("spec.prefill.replicas", count))
+        await bench.settle(operator)
+    assert [str(ref) for verb, ref in bench.cluster.writes if verb == "delete"] == ["PodDisruptionBudget qwen-router"]
+
+
+async def test_an_owner_that_vanished_unseen_gets_no_children(bench: Bench) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    bench.stop(operator)
+    bench.cluster.remove(QWEN, collect=False)
+    bench.cluster.listeners.append(operator.saw)
+    bench.cluster.writes.clear()
+    bench.cluster.collect_garbage()
+    await bench.settle(operator)
+    assert bench.cluster.writes == []
+    assert operator.mirror.keys() == ()
+
+
 async def test_replicas_of_an_autoscaled_role_are_left_alone(bench: Bench) -> None:
     bench.create(("spec.decode.scaling", "External"))
     operator = await bench.operator()
