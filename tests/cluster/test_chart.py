@@ -35,10 +35,11 @@ RICH: dict[str, Any] = {
 
 
 @pytest.fixture
-def cluster(light_cluster: EmbeddedCluster) -> EmbeddedCluster:
-    """One that has never heard of PDDeployments."""
+def cluster(light_cluster: EmbeddedCluster) -> Iterator[EmbeddedCluster]:
+    """One that has never heard of PDDeployments, and has not in the end."""
     without_definition(light_cluster)
-    return light_cluster
+    yield light_cluster
+    without_definition(light_cluster)
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def identities(lab: Lab) -> dict[str, str]:
 @pytest.mark.parametrize("values", [{}, RICH], ids=["defaults", "rich"])
 def test_every_object_is_accepted_and_kept_as_it_is(release: Release, values: dict[str, Any]) -> None:
     release.values = {**release.values, **values}
-    for one in render(release.values, namespace=release.namespace):
+    for one in rendered(release):
         text = json.dumps(one)
         release.cluster.kubectl(
             "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text
@@ -95,6 +96,10 @@ def test_every_object_is_accepted_and_kept_as_it_is(release: Release, values: di
     for one in yaml.safe_load_all(release.manifest()):
         stored = json.loads(release.cluster.kubectl(*address(one), "-o", "json"))
         assert covers(stored, one), f"{one['kind']} {one['metadata']['name']}"
+
+
+def rendered(release: Release) -> list[dict[str, Any]]:
+    return render(release.values, namespace=release.namespace, release=release.name)
 
 
 def address(one: dict[str, Any]) -> list[str]:
@@ -130,7 +135,7 @@ def test_the_operators_pod_is_admitted_where_only_restricted_pods_are(release: R
     [pod] = eventually("the pod is made", lambda: release.cluster.api.get(pods)["items"])
     assert pod["spec"]["serviceAccountName"] == release.name
     # The pod of `helm test` is made only when it is asked for.
-    [test] = [one for one in render(release.values, namespace=release.namespace) if one["kind"] == "Pod"]
+    [test] = [one for one in rendered(release) if one["kind"] == "Pod"]
     release.cluster.api.request("POST", f"{pods}?dryRun=All", test)
 
 
@@ -245,6 +250,23 @@ def test_a_rollback_works(release: Release, previous: Path, namespace: str, tmp_
         release.cluster.helm("rollback", release.name, "1", "--namespace", release.namespace)
         assert identities(lab) == before
         assert exists(lab.api, DEFINITION)
+
+
+def test_an_upgrade_can_narrow_the_scope(release: Release, namespace: str) -> None:
+    release.install()
+    cluster, account = release.cluster, f"--as={release.account}"
+    make_namespace(cluster.api, namespace)
+
+    def may(where: str) -> bool:
+        said = cluster.kubectl("auth", "can-i", "patch", "statefulsets", "-n", where, account, check=False)
+        return said.strip() == "yes"
+
+    try:
+        eventually("the whole cluster", lambda: may("default") and may(namespace))
+        release.upgrade({"watch": {"scope": "Namespaces", "namespaces": [namespace]}})
+        eventually("one namespace", lambda: may(namespace) and not may("default"))
+    finally:
+        cluster.kubectl("delete", "namespace", namespace, "--wait=false")
 
 
 # --- uninstall --------------------------------------------------------------------------------------------------------

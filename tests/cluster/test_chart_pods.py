@@ -43,6 +43,8 @@ def release(full_cluster: EmbeddedCluster, namespace: str) -> Iterator[Release]:
     yield made
     with contextlib.suppress(ClusterError):
         made.uninstall()
+    # Kept by the chart, and marked as this release's: the next one is somebody else's.
+    without_definition(full_cluster)
     full_cluster.kubectl("delete", "namespace", system, "--wait=false")
 
 
@@ -135,7 +137,8 @@ def test_an_operator_without_the_definition_says_so_and_starts_again(
         # The end of the log is the container's termination message: `kubectl describe` shows it.
         assert "does not serve pddeployments.pdserving.dev" in ended()["message"]
         release.upgrade({"crds": {"install": True}})
-        full_cluster.kubectl("-n", namespace, "rollout", "status", "deployment/pd-operator", "--timeout=180s")
+        full_cluster.kubectl("-n", namespace, "rollout", "status", f"deployment/{release.name}", "--timeout=180s")
     finally:
         release.uninstall()
+        without_definition(full_cluster)
         full_cluster.kubectl("delete", "namespace", namespace, "--wait=false")

@@ -5,6 +5,7 @@ that holds the token of the release's account.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import tempfile
 from collections.abc import Mapping
@@ -22,16 +23,16 @@ SERVED = "/apis/pdserving.dev/v1alpha1/pddeployments"
 
 
 class Release:
-    """``values`` are laid over those of the development images. Nothing is done before `install`."""
+    """``values`` are laid over those of the development images. Nothing is done before `install`.
+
+    The name follows the namespace, since a release has objects of the whole cluster: other tests have releases, too.
+    """
 
     def __init__(
-        self,
-        cluster: EmbeddedCluster,
-        namespace: str,
-        values: Mapping[str, Any] | None = None,
-        name: str = "pd-operator",
+        self, cluster: EmbeddedCluster, namespace: str, values: Mapping[str, Any] | None = None, name: str | None = None
     ) -> None:
-        self.cluster, self.namespace, self.name = cluster, namespace, name
+        self.cluster, self.namespace = cluster, namespace
+        self.name = name or f"pd-operator-{hashlib.sha256(namespace.encode()).hexdigest()[:6]}"
         self.values = combined(DEVELOPMENT, values or {})
 
     @property

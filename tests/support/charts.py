@@ -48,14 +48,18 @@ def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> str:
 
 
 def render(
-    *sets: Mapping[str, Any], version: str = KUBERNETES_VERSION, namespace: str = "pd-system", chart: Path = CHART
+    *sets: Mapping[str, Any],
+    version: str = KUBERNETES_VERSION,
+    namespace: str = "pd-system",
+    chart: Path = CHART,
+    release: str = RELEASE,
 ) -> list[dict[str, Any]]:
     """Every object of the release, hooks included; later value sets win.
 
     Raises:
         HelmError: the values are refused.
     """
-    arguments = ("template", RELEASE, str(chart), "--namespace", namespace, "--kube-version", version)
+    arguments = ("template", release, str(chart), "--namespace", namespace, "--kube-version", version)
     text = helm(*arguments, values=combined(REGISTRY, *sets))
     return [found for found in yaml.load_all(text, StrictLoader) if found is not None]
 
