@@ -12,9 +12,9 @@ import logging
 from typing import Any, Protocol
 
 from pd_router.core.settings import Settings, Timeouts, parse_engine_url
+from pd_router.shell.exchange import Address
 from pd_router.shell.fleet import Fleet, Member
 from pd_router.shell.probe import EngineProbe, ProbeSettings
-from pd_router.shell.upstream import Address
 from pd_wire.names import ROLE_DECODE, ROLE_PREFILL
 
 log = logging.getLogger("pd_router.discovery")

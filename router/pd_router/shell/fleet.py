@@ -14,8 +14,8 @@ from typing import Any
 
 from pd_router.core.breaker import Breaker
 from pd_router.core.placement import Engine, Loads
+from pd_router.shell.exchange import Address
 from pd_router.shell.metrics import Metrics
-from pd_router.shell.upstream import Address
 from pd_wire.names import ROLE_DECODE
 
 log = logging.getLogger("pd_router.fleet")

@@ -21,9 +21,9 @@ from pd_router.core.pods import Change, Changed, Joined, Left, PodSet, Refused, 
 from pd_router.core.settings import PodDiscovery, Timeouts
 from pd_router.shell.discovery import DiscoveryError, EngineProbes
 from pd_router.shell.discovery_metrics import DiscoveryMetrics
+from pd_router.shell.exchange import Address
 from pd_router.shell.fleet import Fleet, Member
 from pd_router.shell.pod_api import ApiFailed, Event, PodApi, Trouble
-from pd_router.shell.upstream import Address
 from pd_wire.names import LABEL_DEPLOYMENT, LABEL_ROLE, ROLE_DECODE, ROLE_PREFILL
 
 log = logging.getLogger("pd_router.discovery")

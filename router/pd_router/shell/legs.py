@@ -15,8 +15,9 @@ import orjson
 
 from pd_router.core.errors import ApiError, engine_not_ready, upstream_failed, upstream_timeout
 from pd_router.core.sse import strip_json
+from pd_router.shell.exchange import Exchange, Failure, LegError
 from pd_router.shell.fleet import Member
-from pd_router.shell.upstream import EnginePool, Exchange, Failure, LegError
+from pd_router.shell.upstream import EnginePool
 from pd_wire.names import KV_PARAMS, REPORT_KEY
 from pd_wire.report import Report
 from pd_wire.report import parse as parse_report

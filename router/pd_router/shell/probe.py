@@ -17,7 +17,7 @@ from typing import Any
 
 import httptools
 
-from pd_router.shell.upstream import Address
+from pd_router.shell.exchange import Address
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from pd_router.core.sse import Ending, EventTooLarge, SseFilter, strip_json
 from pd_router.core.transcript import Transcript, parse_answer
 from pd_router.shell.client import Responder
 from pd_router.shell.context import Context
+from pd_router.shell.exchange import Exchange, Failure, LegError
 from pd_router.shell.legs import LegFailed, relayed_headers
 from pd_router.shell.record import TurnRecord
-from pd_router.shell.upstream import Exchange, Failure, LegError
 
 Keep = Callable[[dict[str, Any] | None, Reply | None, str], None]
 Headers = list[tuple[bytes, bytes]]

@@ -27,12 +27,13 @@ from pd_router.shell.client import ClientConnection, Request, Responder, ServerS
 from pd_router.shell.context import Context
 from pd_router.shell.discovery import Discovery, DiscoveryError, StaticDiscovery
 from pd_router.shell.discovery_metrics import DiscoveryMetrics, FleetCollector
+from pd_router.shell.exchange import Failure
 from pd_router.shell.fleet import Fleet, Member
 from pd_router.shell.metrics import Metrics
 from pd_router.shell.passthrough import PASSED, pass_through
 from pd_router.shell.store_metrics import StoreCollector
 from pd_router.shell.turn import Turn
-from pd_router.shell.upstream import EnginePool, Failure
+from pd_router.shell.upstream import EnginePool
 from pd_wire.names import ROLE_DECODE, ROLE_PREFILL
 
 log = logging.getLogger("pd_router")

@@ -21,11 +21,11 @@ from pd_router.core.request import Prepared, prepare
 from pd_router.core.store import Entry
 from pd_router.shell.client import Request, Responder
 from pd_router.shell.context import Context
+from pd_router.shell.exchange import Exchange, Failure, LegError
 from pd_router.shell.fleet import Member
 from pd_router.shell.legs import LegFailed, Prefilled, network_failure, prefill, refused, request_head
 from pd_router.shell.record import TurnRecord
 from pd_router.shell.relay import StreamRelay, send_whole
-from pd_router.shell.upstream import Exchange, Failure, LegError
 from pd_wire.names import ROLE_DECODE, ROLE_PREFILL
 
 log = logging.getLogger("pd_router.turn")

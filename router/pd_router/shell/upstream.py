@@ -1,219 +1,25 @@
 """One HTTP/1.1 connection to an engine, and the pool that keeps them.
 
 Separate from the turn so that everything about sockets on the engine side (connect, keep-alive, deadlines,
-back-pressure) is decided here: the turn sees an `Exchange` that yields a head, then body bytes, then an end or a
-failure. Each chunk costs one callback and no framework object; deadlines are a number on the exchange that one
-sweeper looks at.
+back-pressure) is decided here; the turn sees an `Exchange`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import zlib
 from collections import defaultdict, deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import httptools
+
+from pd_router.shell.exchange import Address, Exchange, Failure, Lane, LegError
 
 # uvicorn, vLLM's server, closes a connection that was idle for 5 s; ours must be gone before that, or a request races
 # the close and fails without having been read.
 IDLE_SECONDS = 4.0
 MAX_IDLE_PER_ENGINE = 256
 SWEEP_SECONDS = 0.05
-
-
-class Failure(StrEnum):
-    """Why an exchange ended without a complete answer."""
-
-    CONNECT = "connect"
-    CONNECT_TIMEOUT = "connect_timeout"
-    TIMEOUT = "timeout"
-    CLOSED = "closed"
-    MALFORMED = "malformed"
-    LOST = "engine_lost"
-    ABORTED = "aborted"
-
-
-Lane = Callable[[bytes], bool]
-"""Takes a read that begins with an HTTP chunk, or declines it; what it takes is not parsed. Nearly every read of a
-stream is one chunk as the engine wrote it, and for those the parser is half of what a token costs."""
-
-
-class LegError(Exception):
-    """An exchange failed; `reason` says how."""
-
-    def __init__(self, reason: Failure, detail: str = "") -> None:
-        super().__init__(f"{reason.value}: {detail}" if detail else reason.value)
-        self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where an engine listens."""
-
-    host: str
-    port: int
-
-    @property
-    def authority(self) -> str:
-        """The value of a Host header."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-class Exchange:
-    """One request on one connection: head, body, end.
-
-    `on_data` is called once per read with decoded body bytes; until it is set, bytes are kept in `parts`. `complete` is
-    true already when the last bytes come. `take_framed` shortens the way of a stream, see `Lane`.
-    `deadline` is on the loop's clock; the sweeper fails the exchange when it passes. While a stream runs nobody has to
-    move it: the sweeper does, to `idle` seconds from then, when `fresh` says that something came.
-    """
-
-    __slots__ = (
-        "_decoder",
-        "_waiter",
-        "complete",
-        "conn",
-        "deadline",
-        "failure",
-        "fresh",
-        "headers",
-        "idle",
-        "on_data",
-        "on_end",
-        "parts",
-        "status",
-    )
-
-    def __init__(self, conn: EngineConnection, deadline: float) -> None:
-        self.conn: EngineConnection | None = conn
-        self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.parts: list[bytes] = []
-        self.deadline = deadline
-        self.idle = math.inf
-        self.fresh = False
-        self.complete = False
-        self.failure: LegError | None = None
-        self.on_data: Callable[[bytes], None] | None = None
-        self.on_end: Callable[[], None] | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._decoder: Any = None
-
-    # -- what the turn calls -------------------------------------------------------------------
-    async def head(self) -> int:
-        """Wait for the status line and headers. Returns the status; raises LegError."""
-        while not self.status and self.failure is None:
-            await self._wait()
-        if self.failure is not None and not self.status:
-            raise self.failure
-        return self.status
-
-    async def body(self) -> bytes:
-        """Wait for the whole body. Raises LegError when it is cut short."""
-        while not self.complete and self.failure is None:
-            await self._wait()
-        if self.failure is not None:
-            raise self.failure
-        return b"".join(self.parts)
-
-    async def ended(self) -> None:
-        """Wait until the exchange is over, well or badly; look at `failure` afterwards."""
-        while not self.complete and self.failure is None:
-            await self._wait()
-
-    def header(self, name: bytes) -> bytes:
-        """Value of a response header, lower-case name; empty when absent."""
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return b""
-
-    def abort(self, reason: Failure = Failure.ABORTED, detail: str = "") -> None:
-        """Drop the connection; the engine notices and aborts the request."""
-        if self.conn is not None:
-            conn = self.conn
-            self.fail(LegError(reason, detail))
-            conn.close()
-
-    def pause(self) -> None:
-        """Stop reading from the engine: the client is slow. No deadline runs, since the engine may not go on."""
-        if self.conn is not None:
-            self.deadline = math.inf
-            self.conn.pause()
-
-    def take_framed(self, lane: Lane) -> None:
-        """Offer reads that begin with a chunk to `lane` first."""
-        if self.conn is not None and self._decoder is None:
-            self.conn.lane = lane
-
-    def resume(self, deadline: float) -> None:
-        """Read on; the engine must send something before `deadline`."""
-        if self.conn is not None:
-            self.deadline = deadline
-            self.conn.resume()
-
-    # -- what the connection calls --------------------------------------------------------------
-    def got_head(self, status: int) -> None:
-        """The head is complete."""
-        encoding = self.header(b"content-encoding").lower()
-        if encoding in (b"gzip", b"x-gzip", b"deflate"):
-            # We ask for identity; a proxy in between may compress all the same, and a handle must not hide in it.
-            self._decoder = zlib.decompressobj(47)
-        elif encoding not in (b"", b"identity"):
-            self.abort(Failure.MALFORMED, f"content-encoding {encoding.decode('latin-1')!r} is not supported")
-            return
-        self.status = status
-        self._wake()
-
-    def got_data(self, data: bytes) -> None:
-        """Body bytes arrived."""
-        self.fresh = True
-        if self._decoder is not None:
-            try:
-                data = self._decoder.decompress(data)
-            except zlib.error:
-                self.abort(Failure.MALFORMED, "the compressed body is damaged")
-                return
-        if self.on_data is not None:
-            self.on_data(data)
-        else:
-            self.parts.append(data)
-
-    def finish(self) -> None:
-        """The body is complete."""
-        if self.failure is not None:
-            return
-        self.complete = True
-        self.conn = None
-        if self.on_end is not None:
-            self.on_end()
-        self._wake()
-
-    def fail(self, error: LegError) -> None:
-        """The exchange is over without an end."""
-        if self.failure is None and self.conn is not None:
-            self.failure = error
-            self.complete = False
-            self.conn = None
-            if self.on_end is not None:
-                self.on_end()
-            self._wake()
-
-    async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 class EngineConnection(asyncio.Protocol):
@@ -423,8 +229,11 @@ class EnginePool:
 
     def fail_waiting(self, address: Address, reason: Failure) -> None:
         """Fail what still waits for a first byte from an engine that is known to be gone."""
-        for exchange in list(self.active):
-            if exchange.conn is not None and not exchange.status and self._where.get(exchange.conn) == address:
+        waiting = [
+            conn.exchange for conn, where in self._where.items() if where == address and conn.exchange is not None
+        ]
+        for exchange in waiting:
+            if not exchange.status:
                 exchange.abort(reason)
 
     def _take(self, address: Address) -> EngineConnection | None:
