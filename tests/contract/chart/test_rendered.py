@@ -108,6 +108,11 @@ def test_lint_has_nothing_to_say(sets: tuple[dict[str, Any], ...]) -> None:
     assert "1 chart(s) linted, 0 chart(s) failed" in report
 
 
+def test_lint_is_content_with_the_chart_as_it_is() -> None:
+    """Without a value, as people and catalogues run it."""
+    assert "1 chart(s) linted, 0 chart(s) failed" in helm("lint", "--strict", str(CHART))
+
+
 @pytest.mark.parametrize("sets", SETS.values(), ids=SETS.keys())
 def test_every_object_is_labelled_and_placed(sets: tuple[dict[str, Any], ...]) -> None:
     seen: set[tuple[str, str, str]] = set()
