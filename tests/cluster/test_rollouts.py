@@ -76,9 +76,8 @@ class Rollouts:
 @pytest.fixture(scope="module")
 def rollouts(full_cluster: EmbeddedCluster) -> Iterator[Rollouts]:
     """A namespace in which every edit was made and is over."""
-    serving = Serving(full_cluster, "rollouts")
-    yield Rollouts(serving)
-    serving.close()
+    with Serving(full_cluster, "rollouts") as serving:
+        yield Rollouts(serving)
 
 
 @pytest.mark.parametrize("name", EDITS)
@@ -97,7 +96,8 @@ def test_exactly_the_right_pods_roll_once(rollouts: Rollouts, name: str) -> None
         uids_before, uids_after = ({uid for uid, _ in one.pods.values()} for one in (before, after))
         assert len(uids_after) == 1
         assert (uids_before != uids_after) == bool(once), role
-        if not once:
+        if not once and role != R:
+            # A router's status tells when it has no engines, so its version moves with theirs.
             assert after.resource_version == before.resource_version, role
 
 
@@ -105,8 +105,9 @@ def test_exactly_the_right_pods_roll_once(rollouts: Rollouts, name: str) -> None
 def test_both_roles_change_their_generation_together_or_not_at_all(rollouts: Rollouts, name: str) -> None:
     generations = rollouts.rolled[name].generations
     assert len(generations["before"]) == len(generations["after"]) == 1
-    # What one side may change alone, and what both are told for one side's sake, leaves the label as it is.
-    assert (generations["before"] != generations["after"]) == (name in ("image", "revision"))
+    # D alone reads the time to live and P the threshold, so old and new pods may be paired.
+    paired_apart = name in ("bidirectional", "image", "revision")
+    assert (generations["before"] != generations["after"]) == paired_apart
 
 
 def test_the_edits_arrived_in_the_pods(rollouts: Rollouts) -> None:
@@ -121,7 +122,7 @@ def test_the_edits_arrived_in_the_pods(rollouts: Rollouts) -> None:
     for kind in ("BidirectionalActive", "TransfersFlowing"):
         assert serving.until_condition("bidirectional", kind, "False")["reason"] == "Disabled"
     [pod] = serving.pods("image", P)
-    assert pod["status"]["containerStatuses"][0]["image"] == OTHER_IMAGE
+    assert pod["spec"]["containers"][0]["image"] == OTHER_IMAGE
 
 
 def test_applying_the_same_files_again_writes_nothing(rollouts: Rollouts) -> None:
@@ -130,7 +131,7 @@ def test_applying_the_same_files_again_writes_nothing(rollouts: Rollouts) -> Non
     since = serving.cluster.audit_position()
     for raw in rollouts.raw.values():
         serving.apply(raw)
-    serving.resynced(3)
+    serving.resynced(2)
     assert serving.operator_writes(since) == []
 
 

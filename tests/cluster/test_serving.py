@@ -20,11 +20,10 @@ TURNS = 4
 @pytest.fixture(scope="module")
 def serving(full_cluster: EmbeddedCluster) -> Iterator[Serving]:
     """One pair that has talked with a client."""
-    made = Serving(full_cluster, "serving")
-    made.start()
-    made.kubectl("wait", "--for=condition=Ready", "pdd/tiny", "--timeout=420s")
-    yield made
-    made.close()
+    with Serving(full_cluster, "serving") as made:
+        made.start()
+        made.kubectl("wait", "--for=condition=Ready", "pdd/tiny", "--timeout=420s")
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -21,11 +21,10 @@ SOME_TURNS = 12
 @pytest.fixture(scope="module")
 def serving(full_cluster: EmbeddedCluster) -> Iterator[Serving]:
     """A namespace with one pair."""
-    made = Serving(full_cluster, "scaled")
-    made.start()
-    made.until_settled()
-    yield made
-    made.close()
+    with Serving(full_cluster, "scaled") as made:
+        made.start()
+        made.until_settled()
+        yield made
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -81,17 +81,20 @@ class Role:
 
 
 class Serving:
-    """A namespace with a judge, and the PDDeployments in it."""
+    """A namespace with a judge, and the PDDeployments in it. Leaving the context begins the end of all of it."""
 
     def __init__(self, cluster: EmbeddedCluster, namespace: str) -> None:
         self.cluster, self.namespace, self.api = cluster, namespace, cluster.api
         install_operator(cluster)
         load_fake_engine(cluster)
-        make_namespace(cluster.api, namespace)
-        self._judge = self._start_judge()
+        self._judge = ""
 
-    def close(self) -> None:
-        """Begin the end of everything in the namespace."""
+    def __enter__(self) -> Serving:
+        make_namespace(self.api, self.namespace)
+        self._judge = self._start_judge()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
         self.kubectl("delete", "pdd", "--all", "--wait=false")
         self.cluster.kubectl("delete", "namespace", self.namespace, "--wait=false")
 
@@ -277,7 +280,7 @@ class Serving:
         found = self.api.get(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods?labelSelector={selector}")["items"]
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
-    def resynced(self, times: int = 2) -> None:
+    def resynced(self, times: int = 1) -> None:
         """Wait for complete looks of the operator that begin after this call, and for what they lead to."""
         before = self._operator_metric("pd_operator_resyncs_total")
         wanted = before + times + 1
@@ -361,7 +364,7 @@ def install_operator(cluster: EmbeddedCluster) -> None:
         "children.imagePullPolicy": "IfNotPresent",
         # Nobody wants to wait for conditions here, and quiet resyncs are to be proven.
         "operator.routerPollSeconds": "2",
-        "operator.resyncSeconds": "10",
+        "operator.resyncSeconds": "5",
     }
     settings = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
     where = ("--namespace", SYSTEM_NAMESPACE, "--create-namespace", "--wait", "--timeout", "7m")
