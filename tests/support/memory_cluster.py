@@ -7,7 +7,6 @@ are left to the tests that run against a real API server. It counts calls and wr
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +39,7 @@ class MemoryCluster:
 
     def put(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """Create or replace an object as somebody else would, without any notice to ownership but the spec's."""
-        new = copy.deepcopy(dict(raw))
+        new = _copy(dict(raw))
         ref = _ref(new)
         old = self.objects.get(ref)
         metadata = new["metadata"]
@@ -55,7 +54,7 @@ class MemoryCluster:
 
     def edit(self, ref: Ref, path: tuple[str, ...], value: Any) -> None:
         """Change one field by hand: the editor becomes its owner, as on a real server."""
-        new = copy.deepcopy(self.objects[ref])
+        new = _copy(self.objects[ref])
         here = new
         for part in path[:-1]:
             here = here[part]
@@ -85,7 +84,7 @@ class MemoryCluster:
 
     def set_status(self, ref: Ref, status: Mapping[str, Any]) -> None:
         """Report a status as a controller would."""
-        raw = copy.deepcopy(self.objects[ref])
+        raw = _copy(self.objects[ref])
         raw["status"] = dict(status)
         self._store(ref, raw)
 
@@ -106,7 +105,7 @@ class MemoryCluster:
     async def get(self, ref: Ref) -> Mapping[str, Any] | None:
         """See ClusterApi."""
         self.calls.append(("get", ref))
-        return copy.deepcopy(self.objects.get(ref))
+        return _copy(self.objects.get(ref))
 
     async def alive(self, ref: Ref, uid: str) -> bool:
         """See ClusterApi."""
@@ -117,7 +116,7 @@ class MemoryCluster:
         """See ClusterApi."""
         self.calls.append(("list", Ref(kind.name, namespace or "", "")))
         found = [
-            copy.deepcopy(raw)
+            _copy(raw)
             for ref, raw in self.objects.items()
             if ref.kind == kind.name and namespace in (None, ref.namespace) and _selects(label_selector, raw)
         ]
@@ -141,14 +140,14 @@ class MemoryCluster:
         changed = old is None or old.get("spec") != new.get("spec")
         metadata["generation"] = metadata.get("generation", 0) + int(changed)
         if old is not None and _without_generation(old) == _without_generation(new) and not changed:
-            return copy.deepcopy(old)
-        return copy.deepcopy(self._store(ref, new))
+            return _copy(old)
+        return _copy(self._store(ref, new))
 
     async def hand_over(self, manifest: Mapping[str, Any], uid: str) -> None:
         """See ClusterApi."""
         ref = _ref(manifest)
         self._write("hand over", ref)
-        new = copy.deepcopy(self.objects[ref])
+        new = _copy(self.objects[ref])
         others = [one for one in new["metadata"]["managedFields"] if one["manager"] != HAND_OVER_MANAGER]
         entry = {"manager": HAND_OVER_MANAGER, "operation": "Apply", "fieldsV1": _record(_owned_part(manifest))}
         new["metadata"]["managedFields"] = [*others, entry]
@@ -160,8 +159,8 @@ class MemoryCluster:
         old = self.objects.get(ref)
         if old is None or old["metadata"]["uid"] != uid:
             raise ApiError(404, "NotFound", "gone")
-        new = {**copy.deepcopy(old), "status": copy.deepcopy(dict(status))}
-        return copy.deepcopy(old if new == old else self._store(ref, new))
+        new = {**_copy(old), "status": _copy(dict(status))}
+        return _copy(old if new == old else self._store(ref, new))
 
     async def delete(self, ref: Ref, uid: str, *, orphan: bool) -> bool:
         """See ClusterApi."""
@@ -193,7 +192,12 @@ class MemoryCluster:
 
     def _tell(self, ref: Ref, raw: dict[str, Any], gone: bool) -> None:
         for listener in self.listeners:
-            listener(kind_named(ref.kind), copy.deepcopy(raw), gone)
+            listener(kind_named(ref.kind), _copy(raw), gone)
+
+
+def _copy(value: Any) -> Any:
+    """A deep copy of what JSON can say, several times faster than copy.deepcopy."""
+    return json.loads(json.dumps(value))
 
 
 def _ref(raw: Mapping[str, Any]) -> Ref:
@@ -217,8 +221,8 @@ def _merged(old: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, An
 
 def _overlay(below: Any, above: Any) -> Any:
     if not isinstance(below, dict) or not isinstance(above, Mapping):
-        return copy.deepcopy(above)
-    result = copy.deepcopy(below)
+        return _copy(above)
+    result = _copy(below)
     for key, value in above.items():
         result[key] = _overlay(result.get(key), value)
     return result
@@ -229,7 +233,7 @@ def _without(value: Mapping[str, Any], record: Mapping[str, Any], others: Mappin
     for key, item in value.items():
         entry, other = record.get(f"f:{key}"), others.get(f"f:{key}")
         if entry is None or other == {}:
-            kept[key] = copy.deepcopy(item)
+            kept[key] = _copy(item)
         elif isinstance(item, Mapping) and entry:
             kept[key] = _without(item, entry, other or {})
     return kept
@@ -288,7 +292,7 @@ def _comparable(raw: Mapping[str, Any]) -> Any:
     metadata["owners"] = [owner["name"] for owner in raw["metadata"].get("ownerReferences", [])]
     value = {**raw, "metadata": metadata}
     if raw["kind"] == DEPLOYMENTS.name:
-        status = copy.deepcopy(raw.get("status", {}))
+        status = _copy(raw.get("status", {}))
         for condition in status.get("conditions", []):
             del condition["lastTransitionTime"]
         value["status"] = status

@@ -27,7 +27,6 @@ Taking over an object that somebody else made, and changing anything when the sp
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -128,15 +127,14 @@ def plan(
 
 def stamp(manifest: Mapping[str, Any]) -> Manifest:
     """The manifest with the hash of itself as annotation. Equal manifests get equal hashes, in any key order."""
-    stamped = copy.deepcopy(dict(manifest))
-    annotations = stamped["metadata"].pop("annotations", {})
-    annotations.pop(HASH_ANNOTATION, None)
-    if annotations:
-        stamped["metadata"]["annotations"] = annotations
-    text = json.dumps(stamped, sort_keys=True, separators=(",", ":"))
+    metadata = {key: value for key, value in manifest["metadata"].items() if key != "annotations"}
+    annotations = {
+        key: value for key, value in manifest["metadata"].get("annotations", {}).items() if key != HASH_ANNOTATION
+    }
+    hashed = {**manifest, "metadata": {**metadata, "annotations": annotations}}
+    text = json.dumps(hashed, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
-    stamped["metadata"]["annotations"] = {**annotations, HASH_ANNOTATION: digest}
-    return stamped
+    return {**manifest, "metadata": {**metadata, "annotations": {**annotations, HASH_ANNOTATION: digest}}}
 
 
 def ref_of(manifest: Mapping[str, Any]) -> Ref:
