@@ -28,7 +28,7 @@ test: $(STAMP) lint cluster-binaries ## every test, fast layers first, real engi
 	$(BIN)/python -m pytest tests/cluster
 	$(BIN)/python -m pytest tests/engine
 
-test-fast: $(STAMP) ## unit, contract and component tests only
+test-fast: $(STAMP) cluster-binaries ## unit, contract and component tests only
 	$(BIN)/python -m pytest tests/unit tests/contract tests/component
 
 cluster-binaries: $(STAMP) ## build Kubernetes, etcd and helm from Go modules into the cache (once)

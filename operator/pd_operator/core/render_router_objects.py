@@ -25,7 +25,7 @@ GRACE_MARGIN_SECONDS: Final = 10
 def router_access(deployment: PDDeployment, context: RenderContext) -> tuple[dict[str, Any], ...]:
     """ServiceAccount, Role and RoleBinding: list and watch pods of the own namespace, nothing else."""
     name, labels = names.router_name(deployment), _labels(deployment)
-    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
     subject = {"kind": "ServiceAccount", "name": name, "namespace": deployment.metadata.namespace}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
     rbac = "rbac.authorization.k8s.io/v1"

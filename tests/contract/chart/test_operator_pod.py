@@ -146,7 +146,7 @@ def wanted_rights() -> set[Right]:
         *((group, plural, verb) for verb in ("list", "watch")),
         (group, f"{plural}/status", "patch"),
         (group, f"{plural}/finalizers", "update"),
-        *((PODS.group, PODS.plural, verb) for verb in ("get", "list", "watch")),
+        *((PODS.group, PODS.plural, verb) for verb in ("list", "watch")),
         (EVENTS.group, EVENTS.plural, "create"),
     }
 

@@ -207,7 +207,7 @@ def test_budget() -> None:
 
 def test_the_router_may_see_pods_of_its_namespace_and_nothing_else() -> None:
     assert one("Role", "qwen-router")["rules"] == [
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
     ]
     binding = one("RoleBinding", "qwen-router")
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "qwen-router", "namespace": "default"}]

@@ -21,6 +21,8 @@ from pdctl.core.cluster.layout import (
 ETCD_PORT: Final = 2379
 ETCD_PEER_PORT: Final = 2380
 SERVICE_ACCOUNT_ISSUER: Final = "https://kubernetes.default.svc"
+ADMISSION: Final = "NodeRestriction,OwnerReferencesPermissionEnforcement"
+"""Besides the default plugins. OpenShift has the second one, and a right that only it asks for is easily forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ def _api_server(layout: Layout, programs: Programs, settings: ControlPlane) -> D
         *("--service-cluster-ip-range", SERVICE_CIDR, "--kubelet-preferred-address-types", "InternalIP"),
         # As clusters have it; what a namespace allows is Pod Security's business.
         "--allow-privileged",
-        *("--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction"),
+        *("--authorization-mode", "Node,RBAC", "--enable-admission-plugins", ADMISSION),
         *("--client-ca-file", str(pki / "ca.crt")),
         *("--tls-cert-file", str(pki / "apiserver.crt"), "--tls-private-key-file", str(pki / "apiserver.key")),
         *("--kubelet-client-certificate", str(pki / "admin.crt"), "--kubelet-client-key", str(pki / "admin.key")),
