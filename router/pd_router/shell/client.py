@@ -319,7 +319,7 @@ class ClientConnection(asyncio.Protocol):
             # our half is closed; the client's end, or the server's sweep, closes the rest.
             self.transport.write_eof()
             return
-        if not keep_alive or self.state.draining:
+        if not keep_alive:
             if self.transport is not None:
                 self.transport.close()
             return
@@ -328,9 +328,9 @@ class ClientConnection(asyncio.Protocol):
             if self.transport is not None and len(self._queue) < MAX_PIPELINED:
                 self.transport.resume_reading()
 
-    def close_idle(self) -> None:
-        """Close the connection if nothing is owed to the client."""
-        if self.idle and self.transport is not None:
+    def close_idle(self, since: float) -> None:
+        """Close the connection if nothing was owed to the client and nothing came from it, after ``since``."""
+        if self.idle and self._waiting_since <= since and self.transport is not None:
             self.transport.close()
 
     def cut(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import logging
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from pd_router.core.errors import bad_method, internal, no_engine, unknown_path
+from pd_router.core.errors import bad_method, internal, unknown_path
 from pd_router.core.fields import Api
 from pd_router.core.linking import Keyring
 from pd_router.core.placement import Loads
@@ -43,6 +44,10 @@ BACKLOG = 4096
 GC_THRESHOLD = 10_000
 """Objects between two collections. A turn makes hundreds that die by their count; Python's 700 would be every turn."""
 SWEEP_SECONDS = 1.0
+IDLE_GRACE_SECONDS = 2.0
+"""How long a kept connection must bring nothing before a draining router closes it."""
+
+DRAIN_LOOK_SECONDS = 0.1
 
 
 class Router:
@@ -105,17 +110,27 @@ class Router:
         return port, await self.admin.start()
 
     async def drain(self) -> bool:
-        """Stop accepting, let running turns finish. Returns whether all did within the drain timeout."""
+        """Stop accepting, let running turns finish. Returns whether all did within the drain timeout.
+
+        A client may be sending on a kept connection while it is being closed, and would see an error. So each
+        connection may bring one more request, whose answer tells the client to close it; only those that bring
+        nothing for a while are closed from here.
+        """
         self.state.draining = True
         if self._server is not None:
             self._server.close()
-        for connection in list(self.state.connections):
-            connection.close_idle()
+        limit = self.settings.timeouts.drain
+        grace = min(IDLE_GRACE_SECONDS, limit / 2)
+        begun = time.monotonic()
         try:
-            async with asyncio.timeout(self.settings.timeouts.drain):
+            async with asyncio.timeout(limit):
                 while self.state.connections:
+                    quiet_since = time.monotonic() - grace
+                    for connection in list(self.state.connections) if quiet_since >= begun else ():
+                        connection.close_idle(quiet_since)
                     self.state.emptied.clear()
-                    await self.state.emptied.wait()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self.state.emptied.wait(), DRAIN_LOOK_SECONDS)
         except TimeoutError:
             return False
         return True
@@ -180,9 +195,7 @@ class Router:
 
     async def _route(self, request: Request, responder: Responder) -> None:
         path = urlsplit(request.path).path
-        if self.state.draining:
-            responder.send_error(no_engine("router", 1), close=True)
-        elif (api := TURNS.get(path)) is not None:
+        if (api := TURNS.get(path)) is not None:
             if request.method != "POST":
                 responder.send_error(bad_method(request.method, path, "POST"), [(b"allow", b"POST")])
                 return

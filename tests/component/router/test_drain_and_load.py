@@ -55,6 +55,37 @@ async def test_sigterm_with_nothing_running(deploy: Any) -> None:
     deployment.ended = True
 
 
+async def test_sigterm_breaks_no_request_on_a_kept_connection(deploy: Any) -> None:
+    """Behind a Service new connections go to another router; those that are kept bring requests up to the end."""
+    deployment = await deploy(fresh=True)
+    url = deployment.router.url + "/v1/completions"
+    answers: list[int] = []
+
+    async def ask_on(session: aiohttp.ClientSession, pause: float) -> None:
+        # A POST that is refused fast: nothing in the client tries one a second time.
+        while True:
+            try:
+                async with session.post(url, data=b"{") as response:
+                    await response.read()
+                    answers.append(response.status)
+            except aiohttp.ClientConnectorError:
+                return  # a new connection, which another router would take
+            await asyncio.sleep(pause)
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        clients = [asyncio.create_task(ask_on(session, 0.001 * number)) for number in range(40)]
+
+        async def busy() -> bool:
+            return len(answers) > 400
+
+        await until(busy)
+        deployment.router.terminate()
+        await asyncio.gather(*clients)
+    assert set(answers) == {400}
+    assert await deployment.router.wait(5) == 0
+    deployment.ended = True
+
+
 async def test_the_drain_timeout_ends_what_does_not(deploy: Any) -> None:
     deployment = await deploy(Spec(flags=(("--drain-timeout", "0.3"),)), fresh=True)
     gate = Gate(2)
