@@ -84,7 +84,9 @@ class PDDeploymentStatus(StatusModel):
         default=0, description="The metadata.generation that this status belongs to."
     )
     conditions: Annotated[tuple[Condition, ...], Field(max_length=CONDITIONS_LIMIT)] = Field(
-        default=(), description="Ready is the summary; the others say more."
+        default=(),
+        description="Ready is the summary; the others say more.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     generation: str = Field(
         default="",
