@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -16,13 +17,17 @@ START_SECONDS: Final = 300.0
 """Long, because on busy cores everything is slow, and nothing is won by giving up early."""
 POLL_SECONDS: Final = 0.1
 LOG_LINES: Final = 15
+ENDS_FORGIVEN: Final = 2
+"""How often one daemon may end during a start; it is started again. A kubelet ends where containerd's socket is there
+and does not answer yet."""
+
 DEFAULT_ACCOUNT: Final = "/api/v1/namespaces/default/serviceaccounts/default"
 
 Progress = Callable[[str], None]
 
 
 class Waiter:
-    """Waits on conditions of one cluster and fails as soon as one of its daemons has."""
+    """Waits on conditions of one cluster and fails when one of its daemons has and keeps doing so."""
 
     def __init__(self, layout: Layout, nodes: int, progress: Progress) -> None:
         self._layout = layout
@@ -39,7 +44,7 @@ class Waiter:
         """Poll until ``holds``. A refused or missing answer of the API server means "not yet".
 
         Raises:
-            ClusterError: a daemon ended, a node's process 1 is gone, or it took too long.
+            ClusterError: a daemon ended again and again, a node's process 1 is gone, or it took too long.
         """
         while True:
             try:
@@ -56,9 +61,10 @@ class Waiter:
     def _check_alive(self) -> None:
         for node in range(self._nodes):
             ended = self._layout.node_folder(node) / "ended"
-            if ended.exists():
-                text = ended.read_text(encoding="utf-8")
-                raise ClusterError(f"{text.strip()}\n{log_tail(self._layout, text.split()[0], node)}")
+            lines = ended.read_text(encoding="utf-8").splitlines() if ended.exists() else []
+            for name, ends in Counter(line.split()[0] for line in lines).items():
+                if ends > ENDS_FORGIVEN:
+                    raise ClusterError("\n".join([*lines, log_tail(self._layout, name, node)]))
             # Process 1 takes a moment to appear; its log says why where it never does.
             if self.seconds > 5 and network.init_of(self._layout.netns(node)) is None:
                 raise ClusterError(f"{node_name(node)} died at its start\n{log_tail(self._layout, 'init', node)}")
