@@ -73,6 +73,26 @@ def test_scaled_engines_take_part(serving: Serving, tmp_path: Path) -> None:
     serving.until_settled()
 
 
+def test_an_update_with_two_of_each_is_not_seen_by_clients(serving: Serving, tmp_path: Path) -> None:
+    serving.start(*((f"spec.{role}.replicas", 2) for role in ROLES), name="double")
+    serving.until_settled("double")
+    before = serving.roles("double")
+    with serving.load(tmp_path, "double") as load:
+        load.more_turns(SOME_TURNS)
+        # Both roles and the router are told, and old and new engines may be paired.
+        serving.patch("double", {"kvTransfer": {"decoderBlocksTTLSeconds": 240}})
+        serving.until_settled("double")
+        load.more_turns(SOME_TURNS)
+        assert load.report()["errors"] == []
+    after = serving.roles("double")
+    for role in ROLES:
+        old, new = ({uid for uid, _restarts in one[role].pods.values()} for one in (before, after))
+        assert len(new) == 2
+        assert not old & new, role
+    assert serving.judgement()["violations"] == []
+    serving.kubectl("delete", "pdd", "double")
+
+
 def test_kubectl_scale_scales_decode(serving: Serving) -> None:
     before = serving.roles()
     serving.kubectl("scale", "pdd/tiny", "--replicas=2")

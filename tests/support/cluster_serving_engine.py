@@ -32,6 +32,9 @@ STYLE: Final = AnswerStyle(words=40)
 EVENT_DELAY: Final = 0.03
 """Seconds between events: an answer takes about a second, so that every change of pods meets running answers."""
 
+LOAD_SECONDS: Final = "FAKE_LOAD_SECONDS"
+"""Variable: how long this engine takes to load its model."""
+
 PLUGIN_PATH: Final = "/opt/pd-connector"
 ROLES: Final = {kv_role: role for role, kv_role in names.KV_ROLES.items()}
 
@@ -89,6 +92,7 @@ async def serve(arguments: argparse.Namespace, connector: ConnectorConfig) -> No
     judge = JudgeClient()
     judge.wait()
     fabric = NetworkFabric(judge)
+    await asyncio.sleep(float(os.environ.get(LOAD_SECONDS, 0)))
     pod = os.environ["HOSTNAME"]
     address = os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"], int(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"])
     config = EngineConfig(
