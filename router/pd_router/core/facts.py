@@ -21,8 +21,9 @@ from pd_wire.names import ID_FIELDS, ID_HEADERS
 
 _ROLES: Final = "a list of objects, each with a role that is a string"
 _CONTENT: Final = "a string, a list of parts, or null"
-_PROMPT: Final = "a string or a list of token ids, or a list of these"
+_PROMPT: Final = "a string, a list of strings, a list of integer token ids, or a list of such lists"
 _UNSET: Final = object()
+_MAY_HOLD_INTEGERS: Final = frozenset({dict, list, float})
 _MOVES_THE_PROMPT: Final = (
     "tools",
     "documents",
@@ -36,11 +37,13 @@ _MOVES_THE_PROMPT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the prompt itself says. `conversation` is None for completions; `tokens` is 0 when unknown."""
+    """What the prompt itself says. `conversation` is None for completions; `tokens` is 0 when unknown; `lossy`: an
+    integer beyond 64 bits may have been read as a float."""
 
     conversation: history.Conversation | None
     tokens: int = 0
     several: bool = False
+    lossy: bool = False
 
 
 def read_model(body: Mapping[str, Any], known: frozenset[str]) -> str:
@@ -101,6 +104,7 @@ def read_messages(body: Mapping[str, Any]) -> Prompt:
     messages = body.get("messages")
     if type(messages) is not list or not messages:
         raise bad_field("messages", _ROLES)
+    lossy = False
     for index, message in enumerate(messages):
         if type(message) is not dict or type(message.get("role")) is not str:
             raise bad_field(f"messages[{index}]", "an object with a role that is a string")
@@ -108,10 +112,10 @@ def read_messages(body: Mapping[str, Any]) -> Prompt:
         if type(content) is not str:
             if content is not None and type(content) is not list:
                 raise bad_field(f"messages[{index}].content", _CONTENT)
-            strip_deep(message)
+            lossy |= strip_deep(message)
         elif len(message) > 2:
-            strip_deep(message)
-    return Prompt(history.read_messages(messages))
+            lossy |= strip_deep(message)
+    return Prompt(history.read_messages(messages), lossy=lossy)
 
 
 def read_prompt(body: Mapping[str, Any]) -> Prompt:
@@ -128,13 +132,14 @@ def read_prompt(body: Mapping[str, Any]) -> Prompt:
         raise bad_field("prompt", _PROMPT)
     if not prompt:
         return Prompt(None)
-    first = prompt[0]
-    if type(first) is int:
+    # Every element is looked at: an object among them would carry fields of its own to the engines.
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
         return Prompt(None, len(prompt))
-    if type(first) is str:
+    if kinds == {str}:
         return Prompt(None, several=len(prompt) > 1)
-    if type(first) is list:
-        return Prompt(None, len(first), several=len(prompt) > 1)
+    if kinds == {list} and all(set(map(type, one)) <= {int} for one in prompt):
+        return Prompt(None, len(prompt[0]), several=len(prompt) > 1)
     raise bad_field("prompt", _PROMPT)
 
 
@@ -208,7 +213,7 @@ def read_scope(api: Api, body: Mapping[str, Any], model: str, rendered: frozense
         if name == prompt_field or value is None:
             continue
         if name in NOT_IN_PROMPT or (name in RENDERED_BY_SOME - rendered and value != "none"):
-            if type(value) is dict or type(value) is list:
+            if type(value) in _MAY_HOLD_INTEGERS:
                 others.append(value)
         elif defaults.get(name, _UNSET) != value:
             shaping[name] = value

@@ -174,7 +174,7 @@ def _prepare(
     alone = facts.decode_alone(body, prompt)
     fault = alone or facts.link_fault(body, prompt)
     scope, readable = facts.read_scope(api, body, model, rendered)
-    if not exact and lost_integers(readable):
+    if not exact and (prompt.lossy or lost_integers(readable)):
         raise _IntegersLost
     talk = prompt.conversation
     inexact = facts.inexact_option(body) if talk is not None else "completions are linked by id only"

@@ -13,6 +13,8 @@ from pd_router.core.fields import CARRIERS, STRIPPED
 from pd_wire.names import OWN_PREFIX
 
 _SHORTEST: Final = min(map(len, STRIPPED))
+_FIRST_LOST: Final = 2.0**63
+"""The smallest magnitude of a float that an integer can have become on parsing."""
 
 
 def strip_body(body: dict[str, Any], prompt_field: str) -> None:
@@ -31,9 +33,14 @@ def strip_body(body: dict[str, Any], prompt_field: str) -> None:
                 del carrier[key]
 
 
-def strip_deep(value: Any) -> None:
-    """Remove forbidden keys at any depth of `value`, in place. A tool parameter of that name goes too, on purpose."""
+def strip_deep(value: Any) -> bool:
+    """Remove forbidden keys at any depth of `value`, in place. A tool parameter of that name goes too, on purpose.
+
+    Returns:
+        Whether there is a number that may have been an integer beyond 64 bits before it was parsed.
+    """
     stack = [value]
+    lossy = False
     while stack:
         item = stack.pop()
         if type(item) is dict:
@@ -45,10 +52,14 @@ def strip_deep(value: Any) -> None:
                 kind = type(inner)
                 if kind is dict or kind is list:
                     stack.append(inner)
+                elif kind is float and abs(inner) >= _FIRST_LOST:
+                    lossy = True
             for name in bad or ():
                 del item[name]
         elif type(item) is list:
             stack.extend([inner for inner in item if type(inner) is dict or type(inner) is list])
+            lossy = lossy or any(type(inner) is float and abs(inner) >= _FIRST_LOST for inner in item)
+    return lossy
 
 
 def is_forbidden(name: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from pd_router.core.errors import ApiError, bad_method, malformed, no_engine
-from pd_router.core.jsontext import encode
+from pd_router.core.jsontext import decode_exactly, encode
 from pd_router.core.sanitize import strip_deep
 from pd_router.core.sse import strip_json
 from pd_router.shell.client import Request, Responder
@@ -55,10 +55,8 @@ async def pass_through(context: Context, path: str, request: Request, responder:
 def _sanitized(raw: bytes) -> bytes:
     try:
         body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise malformed(str(error)) from error
-    strip_deep(body)
-    try:
+        if strip_deep(body):
+            strip_deep(body := decode_exactly(raw))
         return encode(body)
-    except ValueError as error:
+    except ValueError as error:  # orjson's own error is one, too
         raise malformed(str(error)) from error

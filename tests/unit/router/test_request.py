@@ -105,11 +105,66 @@ def test_a_bad_message_is_named_by_its_place(messages: Any, param: str) -> None:
     assert (refused.value.status, refused.value.param) == (400, param)
 
 
-@pytest.mark.parametrize("prompt", [5, {"a": 1}, True, [{"a": 1}], [None], [1.5]])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        5,
+        {"a": 1},
+        True,
+        [{"a": 1}],
+        [None],
+        [1.5],
+        [1, {"kv_transfer_params": {}}],
+        ["a", {"kv_transfer_params": {}}],
+        [[1, {"kv_transfer_params": {}}]],
+        [[1], {"kv_transfer_params": {}}],
+        [[1], [2, {"kv_transfer_params": {}}]],
+        [1, "a"],
+        ["a", 1],
+        [1, True],
+        [[1, True]],
+        [["a"]],
+        [[1], 2],
+        [[[1]]],
+        [1, None],
+    ],
+)
 def test_a_bad_prompt_is_400(prompt: Any) -> None:
     with pytest.raises(ApiError) as refused:
         completion(prompt=prompt)
     assert (refused.value.status, refused.value.param) == (400, "prompt")
+    assert "list of" in refused.value.message
+
+
+@pytest.mark.parametrize("prompt", ["", [], "a", ["a", "b"], [1, 2], [[1, 2], [3]], [[]], [2**64 - 1]])
+def test_good_prompts_pass_as_they_are(prompt: Any) -> None:
+    prepared = completion(prompt=prompt)
+    assert [sent(body)["prompt"] for body in (prepared.prefill_body(None), prepared.decode_body(None))] == [prompt] * 2
+
+
+BIG = 2**64 + 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": "a", "x": BIG},
+        {"role": "user", "content": "a", "x": -BIG},
+        {"role": "user", "content": "a", "x": {"y": [[BIG]]}},
+        {"role": "user", "content": [{"type": "text", "text": "a", "seed": BIG}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"arguments": {"id": BIG}}}]},
+    ],
+)
+def test_integers_of_any_size_in_a_message_reach_both_engines(message: Any) -> None:
+    prepared = chat(messages=[message])
+    for body in (prepared.prefill_body(None), prepared.decode_body(None)):
+        assert str(BIG).encode() in body
+        assert sent(body)["messages"] == [message]
+
+
+def test_integers_of_any_size_at_the_top_reach_decode() -> None:
+    for name in ("seed", "priority", "unknown"):
+        assert sent(chat(**{name: BIG}).decode_body(None))[name] == BIG
 
 
 def test_an_unknown_model_is_404_and_lists_what_there_is() -> None:
