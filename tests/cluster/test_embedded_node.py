@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,29 @@ def test_the_operators_and_routers_programs_are_there(space: Space):
         space.kubectl("create", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "Pod", **pod}))
         space.kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", f"pod/{name}", "--timeout=120s")
         assert "usage" in space.kubectl("logs", name).lower()
+
+
+def test_a_pods_own_mounts_hide_nothing_of_the_machine_and_the_other_way_round(space: Space):
+    """A checkout may lie below /tmp, where pods like to mount an empty folder."""
+    above, inside = str(Path(sys.prefix).parent), f"{sys.prefix}/share/inside"
+    Path(inside).mkdir(parents=True, exist_ok=True)
+    container = {
+        "name": "main",
+        "image": images.ROUTER_IMAGE,
+        "command": ["sh", "-c", f"pd-router --help && touch {above}/a {inside}/b && echo both"],
+        "volumeMounts": [{"name": "above", "mountPath": above}, {"name": "inside", "mountPath": inside}],
+        "securityContext": LOCKED_DOWN,
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "containers": [container],
+        "volumes": [{"name": "above", "emptyDir": {}}, {"name": "inside", "emptyDir": {}}],
+    }
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "layers"}, "spec": spec}
+    space.kubectl("create", "-f", "-", stdin=json.dumps(pod))
+    space.kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/layers", "--timeout=120s")
+    assert "both" in space.kubectl("logs", "layers")
+    assert not Path(inside, "b").exists()
 
 
 def test_two_p5en_pods_run_on_two_nodes_and_reach_each_other(space: Space):

@@ -10,6 +10,8 @@ import (
 	"log"
 	"os"
 	"path/filepath"
+	"sort"
+	"strings"
 	"syscall"
 )
 
@@ -42,6 +44,12 @@ func bundleOfCreate(arguments []string) string {
 	return ""
 }
 
+func depth(mount any) int {
+	fields, _ := mount.(map[string]any)
+	destination, _ := fields["destination"].(string)
+	return strings.Count(strings.Trim(filepath.Clean(destination), "/"), "/")
+}
+
 func addMounts(bundle string) error {
 	content, err := os.ReadFile(filepath.Join(bundle, "rootfs", listName))
 	if os.IsNotExist(err) {
@@ -69,8 +77,11 @@ func addMounts(bundle string) error {
 			"destination": path, "type": "bind", "source": path,
 			"options": []string{"rbind", "ro", "nosuid", "nodev"}})
 	}
-	// First the machine's paths, then the pod's own: what a pod mounts inside one of them stays visible.
-	spec["mounts"] = append(added, mounts...)
+	// Outer ones first, the machine's before the pod's where they are level: neither hides what lies inside it. A pod may
+	// mount an empty /tmp while the machine's Python lies below /tmp, or a file inside one of the machine's folders.
+	all := append(added, mounts...)
+	sort.SliceStable(all, func(i, j int) bool { return depth(all[i]) < depth(all[j]) })
+	spec["mounts"] = all
 	out, err := json.Marshal(spec)
 	if err != nil {
 		return err
