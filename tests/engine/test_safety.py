@@ -185,6 +185,42 @@ async def test_by_hand_a_wrong_handle_shows_with_stock_and_not_with_ours(pair: P
         assert abs(wrong - truth) <= TOLERANCE
 
 
+async def chat_by_hand(
+    pair: Pair, messages: list[Message], handle: dict[str, Any] | None
+) -> tuple[Answer, dict[str, Any]]:
+    """One chat turn straight to the engines: decode's answer, and its handle."""
+    first = {"do_remote_decode": True, "do_remote_prefill": False}
+    sent: dict[str, Any] = {"model": "tiny", "messages": messages, "temperature": 0, "logprobs": True}
+    prefill, decode = pair.deployment.urls.prefill[0], pair.deployment.urls.decode[0]
+    params = handle or first
+    for url, tokens in ((prefill, 1), (decode, 40)):
+        body = {**sent, "max_tokens": tokens, "kv_transfer_params": params}
+        async with pair.session.post(f"{url}/v1/chat/completions", json=body) as response:
+            answer = await response.json()
+            assert response.status == 200, answer
+        params = answer["kv_transfer_params"]
+    choice = answer["choices"][0]
+    content = choice["logprobs"]["content"]
+    message = {"role": "assistant", "content": choice["message"]["content"]}
+    return Answer(message, [one["logprob"] for one in content], [one["token"] for one in content], {}), params
+
+
+async def test_the_comparison_sees_an_edited_history_that_was_answered_from_the_old_one(
+    pair: Pair, connector: str
+) -> None:
+    """The control for all cases above, by the way that they take: wrong answer first, recompute afterwards."""
+    text = pair.text(PROMPT_WORDS)
+    answer, handle = await chat_by_hand(pair, [user(text)], None)
+    edited = f"{pair.text(1)} {text.partition(' ')[2]}"
+    messages = [user(edited), answer.message, user(pair.text(60))]
+    suspect, _ = await chat_by_hand(pair, messages, handle)
+    apart = distance(suspect, await pair.recompute(messages))
+    if connector == "Stock":
+        assert apart > 2 * TOLERANCE, "the comparison could not tell a wrong history from the right one"
+    else:
+        assert apart <= TOLERANCE
+
+
 @pytest.mark.parametrize("pair", ["Verified"], indirect=True)
 async def test_by_hand_a_spent_handle_is_refused_by_our_connector(pair: Pair) -> None:
     """Nothing in vLLM's own connector could refuse it: there the router's single use alone protects."""

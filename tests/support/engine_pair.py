@@ -1,13 +1,15 @@
 """A real pair behind the real router, and a client whose answers can be compared with recompute.
 
 Separate from the tests because what "equal to recompute" means is decided here, once: the same messages are sent again
-without a principal, which gives no reuse, and the log-probabilities of the generated tokens must agree within a
-tolerance. Texts are not compared: bfloat16 sums in another order may tip a near tie.
+without a principal, which gives no reuse by the router, and with a cache salt of their own, because decode's prefix
+cache would otherwise serve the very blocks that the answer under test was made from. The log-probabilities of the
+generated tokens must agree within a tolerance. Texts are not compared: bfloat16 sums in another order may tip a tie.
 """
 
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,8 +136,8 @@ class Pair:
         return decision
 
     async def recompute(self, messages: Sequence[Message], **fields: Any) -> Answer:
-        """The same turn without reuse."""
-        answer = await self.ask(messages, key=None, **fields)
+        """The same turn without reuse of any kind."""
+        answer = await self.ask(messages, key=None, cache_salt=uuid.uuid4().hex, **fields)
         assert not answer.attached
         return answer
 
