@@ -25,6 +25,7 @@ _SIZE_REACH: Final = 10
 """Bytes in which the end of a chunk's size line is looked for."""
 _SIZES: Final = {b"%x" % size: size for size in range(1, 1024)}
 """Sizes of chunks that hold a token."""
+_HEX: Final = b"0123456789abcdefABCDEF"
 _TAIL: Final = 8
 """Events kept when the rest is dropped: enough for finish, usage and [DONE]."""
 
@@ -285,12 +286,9 @@ def _several_chunks(read: bytes) -> list[bytes] | None:
     while at < len(read):
         line = read.find(b"\r\n", at, at + _SIZE_REACH)
         size = read[at:line]
-        if not size.isalnum():  # int() would also take signs, spaces and underscores
+        if not size or size.strip(_HEX):  # int() would also take 0x, signs, spaces and underscores
             return None
-        try:
-            end = line + 2 + int(size, 16)
-        except ValueError:
-            return None
+        end = line + 2 + int(size, 16)
         if read[end - 2 : end + 2] != b"\n\n\r\n":
             return None
         bodies.append(read[line + 2 : end])
