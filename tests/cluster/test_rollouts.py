@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pdctl.shell.cluster.cluster import EmbeddedCluster
-from support.cluster_serving import PATIENCE, ROLES, Role, Serving
+from support.cluster_serving import PATIENCE, ROLES, Role, Serving, is_ready
 from support.cluster_serving_image import OTHER_IMAGE
 from support.clusters import eventually
 from support.pddeployments import edited
@@ -142,7 +142,7 @@ def test_a_restarted_operator_writes_nothing(rollouts: Rollouts) -> None:
     since = serving.cluster.audit_position()
     [old] = [pod["metadata"] for pod in serving.operator_pods()]
     serving.cluster.kubectl("-n", old["namespace"], "delete", "pod", old["name"])
-    eventually("another operator", lambda: any(map(_is_ready, serving.operator_pods())), PATIENCE)
+    eventually("another operator", lambda: any(map(is_ready, serving.operator_pods())), PATIENCE)
     assert old["uid"] not in {pod["metadata"]["uid"] for pod in serving.operator_pods()}
     serving.resynced()
     assert serving.operator_writes(since) == []
@@ -151,7 +151,3 @@ def test_a_restarted_operator_writes_nothing(rollouts: Rollouts) -> None:
 
 def test_no_engine_saw_a_breach(rollouts: Rollouts) -> None:
     assert rollouts.serving.judgement()["violations"] == []
-
-
-def _is_ready(pod: dict[str, Any]) -> bool:
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", ()))

@@ -212,8 +212,7 @@ class Serving:
         """`/status` of every router pod that is ready and not ending."""
         found = []
         for pod in self.pods(name, "router"):
-            ready = any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"]["conditions"])
-            if ready and "deletionTimestamp" not in pod["metadata"]:
+            if is_ready(pod) and "deletionTimestamp" not in pod["metadata"]:
                 found.append(json.loads(self.fetch(f"http://{pod['status']['podIP']}:9000/status")))
         return found
 
@@ -369,6 +368,11 @@ def install_operator(cluster: EmbeddedCluster) -> None:
     settings = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
     where = ("--namespace", SYSTEM_NAMESPACE, "--create-namespace", "--wait", "--timeout", "7m")
     cluster.helm("upgrade", "--install", RELEASE, str(CHART), *where, *settings)
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    """Is a pod's condition Ready true? A pod that was just made has no conditions."""
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", ()))
 
 
 def _restarts(pod: dict[str, Any]) -> int:

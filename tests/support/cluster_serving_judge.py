@@ -1,6 +1,6 @@
 """The judge of fake engines that run in pods: one process that all of them report to, and that outlives them.
 
-``python -m support.cluster_serving_judge``. It holds the `Fabric` that engines of one process would share: which
+``python -m support.cluster_serving_judge [PORT]``. It holds the `Fabric` that engines of one process would share: which
 handles were issued, how often each was sent, what was violated. Separate from the engines, because pods come and go
 during a test, and a violation must still be there at its end.
 """
@@ -90,4 +90,4 @@ def make_app(judge: Judge) -> web.Application:
 
 
 if __name__ == "__main__":
-    web.run_app(make_app(Judge()), port=PORT, access_log=None, print=None)
+    web.run_app(make_app(Judge()), port=int(sys.argv[1]) if sys.argv[1:] else PORT, access_log=None, print=None)
