@@ -10,6 +10,8 @@ from dataclasses import dataclass
 FAILURES_TO_OPEN = 3
 OPEN_SECONDS = 5.0
 MAX_OPEN_SECONDS = 60.0
+TRIAL_SECONDS = 60.0
+"""A trial without an outcome for so long is over: its turn may have ended in a way that nobody reported."""
 
 
 @dataclass(slots=True)
@@ -19,15 +21,17 @@ class Breaker:
     failures: int = 0
     until: float = 0.0
     trial: bool = False
+    trial_ends: float = 0.0
 
     def allows(self, now: float) -> bool:
         """Whether work may be sent. Does not change anything."""
-        return self.failures < FAILURES_TO_OPEN or (now >= self.until and not self.trial)
+        return self.failures < FAILURES_TO_OPEN or (now >= self.until and (not self.trial or now >= self.trial_ends))
 
     def sent(self, now: float) -> None:
         """Work is being sent; when the breaker is open this is its trial."""
         if self.failures >= FAILURES_TO_OPEN and now >= self.until:
             self.trial = True
+            self.trial_ends = now + TRIAL_SECONDS
 
     def succeeded(self) -> None:
         """The engine did what it was asked."""

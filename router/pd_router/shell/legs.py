@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -79,9 +80,10 @@ class Prefilled:
 
 
 def request_head(path: str, member: Member, headers: Mapping[str, str], request_id: str, length: int) -> bytes:
-    """The head of a request to an engine."""
+    """The head of a request to an engine. A query in `path` stays here: engines need none, and it is one more place in
+    which a client could say what it may not."""
     lines = [
-        f"POST {path} HTTP/1.1\r\nhost: {member.address.authority}\r\ncontent-type: application/json\r\n"
+        f"POST {urlsplit(path).path} HTTP/1.1\r\nhost: {member.address.authority}\r\ncontent-type: application/json\r\n"
         f"accept-encoding: identity\r\ncontent-length: {length}\r\nx-request-id: {request_id}\r\n"
     ]
     lines.extend(f"{name}: {headers[name]}\r\n" for name in FORWARDED if name in headers and name != "x-request-id")
@@ -110,23 +112,37 @@ async def prefill(pool: EnginePool, member: Member, head: bytes, body: bytes, wi
         raise network_failure(leg, error, within) from error
     if status != 200:
         raise refused(leg, status, exchange, raw)
+    return _read_prefill(raw)
+
+
+def _read_prefill(raw: bytes) -> Prefilled:
+    """Judge P's answer. Usage of a wrong type counts as unknown. Raises LegFailed."""
     try:
-        answer = orjson.loads(raw)
-        choice = answer["choices"][0]
-    except (orjson.JSONDecodeError, KeyError, IndexError, TypeError) as error:
-        raise LegFailed(leg, "malformed_answer", upstream_failed(leg, "its answer is not a completion")) from error
-    if choice.get("finish_reason") == "error":
-        raise LegFailed(leg, "error_finish", upstream_failed(leg, "it ended the prefill with an error"))
-    params = answer.get(KV_PARAMS)
-    if not isinstance(params, dict) or params.get("do_remote_prefill") is not True:
-        # An engine without the connector, or one that echoes the prefill's own params: decode must not be given those.
-        params = None
-    usage = answer.get("usage") or {}
-    details = usage.get("prompt_tokens_details") or {}
-    report = (
-        parse_report((answer.get(KV_PARAMS) or {}).get(REPORT_KEY)) if isinstance(answer.get(KV_PARAMS), dict) else None
+        answer = _object(orjson.loads(raw))
+    except orjson.JSONDecodeError:
+        answer = {}
+    choices = answer.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise LegFailed("prefill", "malformed_answer", upstream_failed("prefill", "its answer is not a completion"))
+    if choices[0].get("finish_reason") == "error":
+        raise LegFailed("prefill", "error_finish", upstream_failed("prefill", "it ended the prefill with an error"))
+    offered = _object(answer.get(KV_PARAMS))
+    # An engine without the connector, or one that echoes the prefill's own params: decode must not be given those.
+    params = offered if offered.get("do_remote_prefill") is True else None
+    usage = _object(answer.get("usage"))
+    details = _object(usage.get("prompt_tokens_details"))
+    return Prefilled(
+        params, parse_report(offered.get(REPORT_KEY)), _count(usage, "prompt_tokens"), _count(details, "cached_tokens")
     )
-    return Prefilled(params, report, usage.get("prompt_tokens"), details.get("cached_tokens"))
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _count(of: Mapping[str, Any], name: str) -> int | None:
+    value = of.get(name)
+    return value if type(value) is int and value >= 0 else None
 
 
 def network_failure(leg: str, error: LegError, timeout: float) -> LegFailed:

@@ -70,12 +70,12 @@ class TurnRecord:
         self.fields["proven_tokens"] = report.proven_tokens
         self.fields["pulled_tokens"] = report.pulled_tokens
         self.fields["local_tokens"] = report.local_tokens
-        if report.proven_tokens:
+        if report.proven_tokens > 0:
             self.stage("proven")
             self._metrics.proven.inc(report.proven_tokens)
         else:
             self.dropped(Drop.REFUSED_BY_PREFILL)
-        if report.pulled_tokens:
+        if report.pulled_tokens > 0:
             self.stage("pulled")
             self._metrics.pulled.inc(report.pulled_tokens)
 

@@ -33,6 +33,7 @@ TOO_LONG = json.dumps({"error": {"message": "too long, says P", "type": "BadRequ
         pytest.param(Behaviour(fault=Fault(Kind.CLOSE, Point.AFTER_HEADERS)), id="half an answer"),
         pytest.param(Behaviour(fault=Fault(Kind.HANG)), id="silence"),
         pytest.param(Behaviour(fault=Fault(Kind.STATUS, body=b"<html>gateway</html>", status=502)), id="not json"),
+        pytest.param(Behaviour(fault=Fault(Kind.STATUS, body=b'{"choices":[null]}', status=200)), id="no completion"),
     ],
 )
 async def test_prefill_fails_with_a_handle_attached(deploy: Any, behaviour: Behaviour, stream: bool) -> None:

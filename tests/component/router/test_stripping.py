@@ -100,11 +100,9 @@ async def test_params_in_headers_and_query(deploy: Any) -> None:
     evil = json.dumps(EVIL)
     headers = {"kv_transfer_params": evil, "X-Kv-Transfer-Params": evil, "X-Prefiller-Host-Port": "169.254.169.254:80"}
     turn = await send(deployment, PLAIN, headers, path="/v1/chat/completions?kv_transfer_params=evil-canary")
-    assert turn.status in (200, 400, 404)
-    if deployment.records():
-        _assert_clean(deployment)
-        for record in deployment.records():
-            assert "?" not in record.path
+    assert turn.status == 200
+    _assert_clean(deployment)
+    assert [record.target for record in deployment.records()] == ["/v1/chat/completions"] * 2
 
 
 async def test_a_tool_with_a_parameter_of_that_name_is_harmless(deploy: Any) -> None:

@@ -41,6 +41,8 @@ class Record:
     answer: str | None = None
     request_id: str | None = None
     """The engine's own name for the (first) run; a handle of this request holds it."""
+    target: str = ""
+    """Path and query as they were sent; `path` has no query."""
 
     @property
     def params(self) -> Any:

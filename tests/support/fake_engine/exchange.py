@@ -78,7 +78,7 @@ class Exchange:
 
     def _judge(self, raw: bytes) -> Record:
         headers = [(key, value) for key, value in self.request.headers.items()]
-        record = Record(self.request.path, headers, raw, {})
+        record = Record(self.request.path, headers, raw, {}, target=self.request.raw_path)
         self.engine.requests.append(record)
         role, fabric, name = self.engine.config.connector.role, self.engine.fabric, self.engine.name
         try:

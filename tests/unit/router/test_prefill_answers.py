@@ -1,0 +1,139 @@
+"""What P may answer: a completion, however odd its usage; anything else fails the leg so that it can be tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from pd_router.shell.exchange import Address
+from pd_router.shell.fleet import Member
+from pd_router.shell.legs import LegFailed, Prefilled, prefill, request_head
+from pd_router.shell.upstream import EnginePool
+
+PARAMS = {"do_remote_prefill": True, "remote_engine_id": "e"}
+CHOICE = {"finish_reason": "length"}
+
+
+@dataclass
+class _Answer:
+    """A pool whose only engine answers this."""
+
+    raw: bytes
+    status: int = 200
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    @property
+    def address(self) -> Address:
+        return Address("engine", 1)
+
+    async def request(self, *_: object) -> _Answer:
+        return self
+
+    async def head(self) -> int:
+        return self.status
+
+    async def body(self) -> bytes:
+        return self.raw
+
+    def header(self, name: bytes) -> bytes:
+        return dict(self.headers).get(name, b"")
+
+
+def run(answer: Any, status: int = 200) -> Prefilled:
+    raw = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+    engine = _Answer(raw, status)
+    return asyncio.run(prefill(cast(EnginePool, engine), cast(Member, engine), b"", b"", 1.0))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        None,
+        [1],
+        "x",
+        {},
+        {"choices": None},
+        {"choices": []},
+        {"choices": {}},
+        {"choices": {"0": 1}},
+        {"choices": "x"},
+        {"choices": [None]},
+        {"choices": ["x"]},
+        {"choices": [[CHOICE]]},
+        {"choices": 5, "kv_transfer_params": PARAMS},
+    ],
+    ids=repr,
+)
+def test_what_is_no_completion_fails_the_leg_and_may_be_tried_again(answer: Any) -> None:
+    with pytest.raises(LegFailed) as failed:
+        run(answer)
+    assert (failed.value.reason, failed.value.retryable, failed.value.engine_fault) == ("malformed_answer", True, True)
+
+
+@pytest.mark.parametrize(
+    ("usage", "counts"),
+    [
+        ({"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 3}}, (5, 3)),
+        ({"prompt_tokens": 5, "prompt_tokens_details": None}, (5, None)),
+        (None, (None, None)),
+        ("x", (None, None)),
+        ([1], (None, None)),
+        (7, (None, None)),
+        ({"prompt_tokens": "x"}, (None, None)),
+        ({"prompt_tokens": True}, (None, None)),
+        ({"prompt_tokens": 1.5}, (None, None)),
+        ({"prompt_tokens": -1}, (None, None)),
+        ({"prompt_tokens": 5, "prompt_tokens_details": [1]}, (5, None)),
+        ({"prompt_tokens": 5, "prompt_tokens_details": "x"}, (5, None)),
+        ({"prompt_tokens": [5], "prompt_tokens_details": {"cached_tokens": "zz"}}, (None, None)),
+    ],
+)
+def test_usage_of_a_wrong_type_is_unknown_usage(usage: Any, counts: Any) -> None:
+    result = run({"choices": [CHOICE], "usage": usage, "kv_transfer_params": PARAMS})
+    assert (result.prompt_tokens, result.cached_tokens) == counts
+    assert result.params == PARAMS
+
+
+@pytest.mark.parametrize(
+    "params", [None, [1], "x", 5, {}, {"do_remote_prefill": False}, {"do_remote_prefill": 1}, {"do_remote_prefill": []}]
+)
+def test_params_that_offer_nothing_are_none(params: Any) -> None:
+    assert run({"choices": [CHOICE], "kv_transfer_params": params}).params is None
+
+
+@pytest.mark.parametrize("report", [None, [1], "x", {}, {"verdict": []}, {"verdict": "proven", "reason": None}])
+def test_an_unreadable_report_is_no_report(report: Any) -> None:
+    assert run({"choices": [CHOICE], "kv_transfer_params": {**PARAMS, "pd_report": report}}).report is None
+
+
+@pytest.mark.parametrize("reason", ["error", ["error"], {}, 5, None])
+def test_only_the_finish_reason_error_is_an_error(reason: Any) -> None:
+    answer = {"choices": [{"finish_reason": reason}], "kv_transfer_params": PARAMS}
+    if reason == "error":
+        with pytest.raises(LegFailed, match="error_finish"):
+            run(answer)
+    else:
+        assert run(answer).params == PARAMS
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/v1/completions",
+        "/v1/completions?kv_transfer_params=evil",
+        "/v1/completions#evil",
+        "/v1/completions?",
+        "http://evil/v1/completions?a=evil",
+    ],
+)
+def test_an_engine_is_sent_the_path_alone(target: str) -> None:
+    head = request_head(target, cast(Member, _Answer(b"")), {}, "id", 0)
+    assert head.startswith(b"POST /v1/completions HTTP/1.1\r\n")
+    assert b"evil" not in head
