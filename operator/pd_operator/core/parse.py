@@ -19,6 +19,8 @@ from pd_wire import names
 
 UnknownFields = Literal["refuse", "ignore"]
 _STAND_IN: Final = "stand-in"
+MAX_DEPTH: Final = 128
+"""Levels of objects and lists that are looked into; a deployment has about ten. Also what ends an object in itself."""
 
 
 def parse_deployment(value: Any, *, unknown_fields: UnknownFields = "refuse") -> PDDeployment:
@@ -55,13 +57,17 @@ def _validated(raw: Mapping[str, Any], unknown_fields: UnknownFields) -> PDDeplo
     return PDDeployment.model_validate(raw, extra="ignore")
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_nulls(value: Any, location: Location = ()) -> Any:
     """Drop keys without a value, as an API server does before it fills in defaults."""
+    if len(location) > MAX_DEPTH:
+        raise SpecError([Problem(path_text(location[:1]), f"is nested more than {MAX_DEPTH} levels deep")])
     if isinstance(value, Mapping):
         # YAML reads some keys as numbers or booleans; here they are unknown fields like any other.
-        return {str(key): _without_nulls(item) for key, item in value.items() if item is not None}
+        return {
+            str(key): _without_nulls(item, (*location, str(key))) for key, item in value.items() if item is not None
+        }
     if isinstance(value, list | tuple):
-        return [_without_nulls(item) for item in value]
+        return [_without_nulls(item, (*location, index)) for index, item in enumerate(value)]
     return value
 
 

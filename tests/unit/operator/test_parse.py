@@ -187,6 +187,19 @@ def test_not_an_object(value: Any) -> None:
     assert problem.path == "(the whole document)"
 
 
+def test_an_object_without_an_end_is_refused() -> None:
+    deep: Any = {}
+    for _ in range(5000):
+        deep = {"x": [deep]}
+    round_about = smallest()
+    round_about["spec"]["router"] = round_about
+    for raw in (edited(smallest(), ("spec.router", 1)) | {"spec": deep}, round_about):
+        with pytest.raises(SpecError) as caught:
+            parse_deployment(raw, unknown_fields="ignore")
+        [problem] = caught.value.problems
+        assert problem == Problem("spec", "is nested more than 128 levels deep")
+
+
 def test_an_empty_object_names_what_is_required() -> None:
     with pytest.raises(SpecError) as caught:
         parse_deployment({})

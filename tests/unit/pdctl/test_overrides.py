@@ -39,6 +39,10 @@ def test_the_original_stays_and_the_last_one_wins():
         ("spec.model.name.x=1", "spec.model.name is not an object"),
         ("spec.env.x=1", "spec.env is not an object"),
         ("spec.model.name={", "the value is not YAML"),
+        ("spec.model.name=&a [*a]", "the alias *a lies within what it stands for"),
+        ("spec.x=" + "[" * 3000, "nested more than 64 levels"),
+        ("x." * 3000 + "x=1", "a path of 3001 names"),
+        ("spec.model.name=--- a\n--- b", "is 2 YAML documents"),
     ],
 )
 def test_what_cannot_be_applied_is_quoted(setting, words):

@@ -9,7 +9,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import yaml
+from pdctl.core.yaml_text import MAX_DEPTH, YamlTextError, read_yaml
 
 
 class OverrideError(ValueError):
@@ -28,11 +28,15 @@ def apply_overrides(document: Any, settings: Sequence[str]) -> Any:
         keys = path.strip().split(".")
         if not separator or not all(keys):
             raise OverrideError(f"--set {setting}: must be PATH=VALUE, for example spec.decode.replicas=2")
+        if len(keys) > MAX_DEPTH:
+            raise OverrideError(f"--set {setting}: a path of {len(keys)} names; at most {MAX_DEPTH}")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise OverrideError(f"--set {setting}: the value is not YAML") from error
-        _put(changed, keys, value, setting)
+            values = read_yaml(text) or [None]
+        except YamlTextError as error:
+            raise OverrideError(f"--set {setting}: the value is not YAML: {error.what}") from error
+        if len(values) > 1:
+            raise OverrideError(f"--set {setting}: the value is {len(values)} YAML documents; give one")
+        _put(changed, keys, values[0], setting)
     return changed
 
 

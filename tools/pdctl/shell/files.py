@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import Any, Final
 
 from pd_operator.core.model import PDDeployment
 from pd_operator.core.parse import parse_deployment
+from pdctl.core.yaml_text import YamlTextError, read_yaml
+
+MAX_BYTES: Final = 1 << 20
+"""Largest file that is read; the rest of the limits is in `yaml_text`."""
 
 
 class FileError(Exception):
@@ -36,21 +37,12 @@ def read_document(path: Path) -> Any:
     Raises:
         FileError: see `load_deployment`.
     """
+    text = _read_text(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise FileError(f"{path}: no such file") from error
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise FileError(f"{path}: cannot be read: {reason}") from error
-    try:
-        documents = [document for document in yaml.load_all(text, Loader=_StrictLoader) if document is not None]
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise FileError(f"{where}: not YAML: {error.problem}") from error
-    except yaml.YAMLError as error:
-        raise FileError(f"{path}: not YAML: {str(error).splitlines()[0]}") from error
+        documents = [document for document in read_yaml(text) if document is not None]
+    except YamlTextError as error:
+        where = f"{path}:{error.line}:{error.column}" if error.line is not None else str(path)
+        raise FileError(f"{where}: not YAML: {error.what}") from error
     if not documents:
         raise FileError(f"{path}: is empty; it must hold one PDDeployment")
     if len(documents) > 1:
@@ -58,16 +50,15 @@ def read_document(path: Path) -> Any:
     return documents[0]
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key that stands twice: YAML would keep the last one and say nothing."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen and key.value != "<<":
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key.value!r} stands twice", key.start_mark
-                    )
-                seen.add(key.value)
-        return super().construct_mapping(node, deep=deep)
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise FileError(f"{path}: is larger than {MAX_BYTES >> 20} MiB; a PDDeployment has some KiB")
+        return content.decode("utf-8")
+    except FileNotFoundError as error:
+        raise FileError(f"{path}: no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise FileError(f"{path}: cannot be read: {reason}") from error
