@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 
@@ -158,7 +159,9 @@ def parse_settings(arguments: Sequence[str]) -> tuple[Settings, str]:
         timeouts=Timeouts(
             connect=args.connect_timeout,
             prefill=args.prefill_timeout,
-            pull=min(args.pull_timeout, args.prefill_timeout),
+            pull=min(args.pull_timeout, args.prefill_timeout)
+            if math.isfinite(args.pull_timeout)
+            else args.pull_timeout,
             first_byte=args.first_byte_timeout,
             answer=args.answer_timeout,
             idle=args.idle_timeout,

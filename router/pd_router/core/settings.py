@@ -6,12 +6,18 @@ typing flags meet the same rules and the same messages.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 MAX_PORT = 65535
 MAX_PROBE_INTERVAL = 4.0
+TTL_MARGIN = 10.0
+"""Seconds by which the router's TTL ends before the engines': P declines reads in the last 5 s, and a prefill waits."""
+_HOST = re.compile(r"([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{0,63}|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")
+_PORT = re.compile(r"[0-9]{1,5}")
 _DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -39,7 +45,7 @@ class Reuse:
     handle_ttl: float = 450.0
     """Seconds; how long after its arrival a handle is attached."""
     engine_ttl: float = 480.0
-    """Seconds; the engines' `decoder_kv_blocks_ttl`. Must be above `handle_ttl`."""
+    """Seconds; the engines' `decoder_kv_blocks_ttl`. At least `TTL_MARGIN` above `handle_ttl`."""
     recompute_threshold: int = 64
     """Tokens; the engines' `kv_recompute_threshold`. Fewer are not worth spending a handle for."""
     cap_bytes: int = 256 * 1024 * 1024
@@ -132,8 +138,10 @@ class Settings:
 def parse_endpoint(value: str, flag: str) -> Endpoint:
     """`HOST:PORT`, `[IPV6]:PORT` or `:PORT` (all addresses). Raises SettingsError naming `flag`."""
     host, _, port = value.rpartition(":")
-    if not port.isdigit() or int(port) > MAX_PORT:
-        raise SettingsError([f"{flag}: {value!r} must be HOST:PORT with a port from 0 to {MAX_PORT}"])
+    if not _PORT.fullmatch(port) or int(port) > MAX_PORT or not _HOST.fullmatch(host):
+        raise SettingsError(
+            [f"{flag}: {value!r} must be HOST:PORT, [IPV6]:PORT or :PORT with a port from 0 to {MAX_PORT}"]
+        )
     return Endpoint(host.strip("[]") or "0.0.0.0", int(port))
 
 
@@ -141,13 +149,15 @@ def parse_engine_url(value: str, flag: str) -> Endpoint:
     """`http://HOST:PORT`. Raises SettingsError naming `flag`."""
     try:
         parts = urlsplit(value)
-        port = parts.port or 80
+        port = 80 if parts.port is None else parts.port
     except ValueError as error:
         raise SettingsError([f"{flag}: {value!r} is not a URL: {error}"]) from error
     if parts.scheme != "http" or not parts.hostname:
         raise SettingsError(
             [f"{flag}: {value!r} must be http://HOST:PORT (TLS between router and engines is not supported)"]
         )
+    if not port:
+        raise SettingsError([f"{flag}: {value!r} must have a port from 1 to {MAX_PORT}"])
     if parts.path not in ("", "/") or parts.query or parts.username:
         raise SettingsError([f"{flag}: {value!r} must be http://HOST:PORT without a path, query or credentials"])
     return Endpoint(parts.hostname, port)
@@ -177,7 +187,7 @@ def _source_problems(settings: Settings) -> list[str]:
             "--discovery-stall": pods.stall,
             "--discovery-retry-max": pods.retry_max,
         }
-        problems.extend(f"{flag}: must be above 0, got {value:g}" for flag, value in seconds.items() if value <= 0)
+        problems.extend(_not_positive(seconds))
         return problems
     for flag, urls in (("--prefill", settings.prefill), ("--decode", settings.decode)):
         if not urls:
@@ -194,36 +204,54 @@ def _source_problems(settings: Settings) -> list[str]:
     return problems
 
 
+def _not_positive(values: Mapping[str, float]) -> list[str]:
+    """A problem for each value that is no finite number above 0; a NaN compares false, and is one."""
+    return [
+        f"{flag}: must be above 0 and finite, got {value:g}"
+        for flag, value in values.items()
+        if not 0 < value < math.inf
+    ]
+
+
 def check(settings: Settings) -> None:
     """Raise SettingsError with every problem that the combination has."""
     problems = _source_problems(settings)
     if settings.listen.port and settings.listen == settings.admin:
         problems.append("--admin: must differ from --listen")
     reuse = settings.reuse
-    if reuse.handle_ttl >= reuse.engine_ttl:
+    if not reuse.handle_ttl + TTL_MARGIN <= reuse.engine_ttl:
         problems.append(
-            f"--handle-ttl: {reuse.handle_ttl:g} s must be below --engine-ttl ({reuse.engine_ttl:g} s): "
-            "the engine frees the blocks at its TTL and a later read is someone else's text"
+            f"--handle-ttl: {reuse.handle_ttl:g} s must be at least {TTL_MARGIN:g} s below --engine-ttl "
+            f"({reuse.engine_ttl:g} s): the engine frees the blocks at its TTL and a later read is someone else's text"
         )
     if reuse.recompute_threshold < 0:
         problems.append("--recompute-threshold: must be 0 or more tokens")
-    positive: list[tuple[str, float]] = [
-        ("--handle-ttl", reuse.handle_ttl),
-        ("--handle-cap-bytes", reuse.cap_bytes),
-        ("--handle-cap-entries", reuse.cap_entries),
-        ("--max-body-bytes", settings.limits.max_body_bytes),
-        ("--max-inflight", settings.limits.max_inflight),
-        ("--connect-timeout", settings.timeouts.connect),
-        ("--prefill-timeout", settings.timeouts.prefill),
-        ("--pull-timeout", settings.timeouts.pull),
-        ("--first-byte-timeout", settings.timeouts.first_byte),
-        ("--answer-timeout", settings.timeouts.answer),
-        ("--client-timeout", settings.timeouts.client),
-        ("--idle-timeout", settings.timeouts.idle),
-        ("--probe-interval", settings.timeouts.probe_interval),
-        ("--probe-timeout", settings.timeouts.probe_timeout),
-    ]
-    problems.extend(f"{flag}: must be above 0, got {value:g}" for flag, value in positive if value <= 0)
+    timeouts = settings.timeouts
+    positive = {
+        "--handle-ttl": reuse.handle_ttl,
+        "--engine-ttl": reuse.engine_ttl,
+        "--handle-cap-bytes": reuse.cap_bytes,
+        "--handle-cap-entries": reuse.cap_entries,
+        "--max-body-bytes": settings.limits.max_body_bytes,
+        "--max-inflight": settings.limits.max_inflight,
+        "--connect-timeout": timeouts.connect,
+        "--prefill-timeout": timeouts.prefill,
+        "--pull-timeout": timeouts.pull,
+        "--first-byte-timeout": timeouts.first_byte,
+        "--answer-timeout": timeouts.answer,
+        "--client-timeout": timeouts.client,
+        "--idle-timeout": timeouts.idle,
+        "--probe-interval": timeouts.probe_interval,
+        "--probe-timeout": timeouts.probe_timeout,
+    }
+    problems.extend(_not_positive(positive))
+    # 0 is "do not wait" here.
+    waits = {"--queue-timeout": timeouts.queue, "--drain-timeout": timeouts.drain}
+    problems.extend(
+        f"{flag}: must be 0 or more and finite, got {value:g}"
+        for flag, value in waits.items()
+        if not 0 <= value < math.inf
+    )
     if settings.timeouts.probe_interval > MAX_PROBE_INTERVAL:
         problems.append(
             f"--probe-interval: must be at most {MAX_PROBE_INTERVAL:g} s: engines close an idle connection after 5 s, "

@@ -1,0 +1,126 @@
+"""Numbers and ports on the command line: what cannot work is refused by name, with what is allowed."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from pd_router.__main__ import build_parser, main, parse_settings
+from pd_router.core.settings import Endpoint, SettingsError, parse_endpoint, parse_engine_url
+
+BASE = ["--listen", "127.0.0.1:8000", "--admin", "127.0.0.1:9000", "--prefill", "http://a:1", "--decode", "http://b:1"]
+PODS = ["--listen", "127.0.0.1:8000", "--admin", "127.0.0.1:9000", "--discover-kubernetes", "prod/qwen"]
+
+
+def flags_of(kind: type) -> list[str]:
+    actions: list[argparse.Action] = build_parser()._actions
+    return [action.option_strings[0] for action in actions if action.type is kind]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "-0.001"])
+@pytest.mark.parametrize("flag", flags_of(float))
+def test_a_float_that_is_no_time_is_refused_by_name(flag: str, value: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        parse_settings([*(PODS if "discovery" in flag else BASE), f"{flag}={value}"])
+    assert f"{flag}: must be" in str(refused.value)
+    assert "finite" in str(refused.value)
+
+
+def test_there_are_float_flags_to_test() -> None:
+    assert {"--handle-ttl", "--engine-ttl", "--queue-timeout", "--drain-timeout"} <= set(flags_of(float))
+
+
+@pytest.mark.parametrize("flag", flags_of(int))
+def test_a_negative_count_is_refused_by_name(flag: str) -> None:
+    with pytest.raises(SettingsError, match=f"{flag}: must be"):
+        parse_settings([*BASE, f"{flag}=-1"])
+
+
+@pytest.mark.parametrize("flag", ["--queue-timeout", "--drain-timeout"])
+def test_no_waiting_at_all_can_be_asked_for(flag: str) -> None:
+    parse_settings([*BASE, flag, "0"])
+
+
+@pytest.mark.parametrize(
+    ("handle", "engine", "works"),
+    [
+        ("450", "480", True),
+        ("470", "480", True),
+        ("470.1", "480", False),
+        ("480", "480", False),
+        ("500", "480", False),
+        ("450", "nan", False),
+        ("nan", "480", False),
+        ("nan", "nan", False),
+        ("450", "inf", False),
+        ("inf", "inf", False),
+    ],
+)
+def test_the_routers_ttl_ends_well_before_the_engines(handle: str, engine: str, works: bool) -> None:
+    arguments = [*BASE, "--handle-ttl", handle, "--engine-ttl", engine]
+    if works:
+        assert parse_settings(arguments)[0].reuse.handle_ttl == float(handle)
+        return
+    with pytest.raises(SettingsError, match="-ttl: "):
+        parse_settings(arguments)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "²:5",
+        "h:²",
+        "h:٣",
+        "h:",
+        "h",
+        "",
+        "h:-1",
+        "h:+1",
+        "h:1_0",
+        "h: 1",
+        "h:65536",
+        "h:" + "9" * 5000,
+        "a b:5",
+        "..:5",
+        "a..b:5",
+        "a" * 64 + ":5",
+        "::1:5",
+        "[h]:5",
+        "[::1:5",
+    ],
+)
+def test_an_endpoint_that_is_none(value: str) -> None:
+    with pytest.raises(SettingsError, match=r"--listen: .* port from 0 to 65535"):
+        parse_endpoint(value, "--listen")
+
+
+@pytest.mark.parametrize(
+    ("value", "endpoint"),
+    [
+        ("h:0", Endpoint("h", 0)),
+        ("h:65535", Endpoint("h", 65535)),
+        (":80", Endpoint("0.0.0.0", 80)),
+        ("[::1]:80", Endpoint("::1", 80)),
+        ("10.0.0.1:80", Endpoint("10.0.0.1", 80)),
+        ("my-host.example:80", Endpoint("my-host.example", 80)),
+    ],
+)
+def test_an_endpoint(value: str, endpoint: Endpoint) -> None:
+    assert parse_endpoint(value, "--listen") == endpoint
+
+
+@pytest.mark.parametrize(
+    "value", ["http://h:0", "http://h:65536", "http://h:²", "http://h:-1", "http://h:x", "https://h:1"]
+)
+def test_an_engine_url_that_is_none(value: str) -> None:
+    with pytest.raises(SettingsError, match="--prefill: "):
+        parse_engine_url(value, "--prefill")
+
+
+def test_bad_flags_end_with_one_line_each_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*BASE, "--listen", "h:²"]) == 2
+    assert main([*BASE, "--engine-ttl", "nan", "--idle-timeout", "nan"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 4
+    assert all(line.startswith("pd-router: --") for line in lines)
