@@ -7,61 +7,86 @@ for the router itself; everything else waits for an engine.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 
-from pd_router.core.errors import ApiError, queue_full
+from pd_router.core.errors import RATE_LIMIT, ApiError, queue_full
 from pd_router.shell.metrics import Metrics
 
 RETRY_AFTER_SECONDS = 1
 
 
+class Withdrawn(Exception):
+    """The client left while its turn waited."""
+
+
 class Admission:
-    """`enter` before a turn, `leave` after it, exactly once each."""
+    """`enter` before a turn, `leave` after it, exactly once each; `withdraw` when the client is gone."""
 
     def __init__(self, max_inflight: int, max_queue: int, timeout: float, metrics: Metrics) -> None:
         self._max_inflight = max_inflight
         self._max_queue = max_queue
         self._timeout = timeout
         self._metrics = metrics
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: dict[object, asyncio.Future[None]] = {}
+        """By turn, in order of arrival."""
         self.inflight = 0
 
-    async def enter(self) -> None:
-        """Take a place, waiting for one if need be. Raises ApiError 429 when the queue is full or the wait too long."""
+    async def enter(self, turn: object) -> None:
+        """Take a place, waiting for one if need be.
+
+        Raises ApiError 429 when the queue is full or the wait too long, Withdrawn when `withdraw` was called.
+        """
         if self.inflight < self._max_inflight:
             self._set(self.inflight + 1)
             return
         if len(self._waiting) >= self._max_queue:
-            raise self._full()
+            raise queue_full(self._max_inflight + self._max_queue, RETRY_AFTER_SECONDS)
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
+        self._waiting[turn] = place
         self._metrics.queued.set(len(self._waiting))
         try:
             async with asyncio.timeout(self._timeout):
                 await place
         except TimeoutError:
-            raise self._full() from None
+            if _granted(place):
+                self.leave()
+            raise self._too_long() from None
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():
+            if _granted(place):
                 self.leave()  # the place was handed over just as the turn was cancelled
             raise
         finally:
-            if place in self._waiting:
-                self._waiting.remove(place)
-            self._metrics.queued.set(len(self._waiting))
+            self._forget(turn)
+
+    def withdraw(self, turn: object) -> None:
+        """Give up the place in the queue, if the turn has one."""
+        place = self._waiting.get(turn)
+        self._forget(turn)
+        if place is not None and not place.done():
+            place.set_exception(Withdrawn())
 
     def leave(self) -> None:
         """Give the place to whoever waits longest."""
         while self._waiting:
-            place = self._waiting.popleft()
+            turn = next(iter(self._waiting))
+            place = self._waiting[turn]
+            self._forget(turn)
             if not place.done():
                 place.set_result(None)
                 return
         self._set(self.inflight - 1)
 
+    def _forget(self, turn: object) -> None:
+        self._waiting.pop(turn, None)
+        self._metrics.queued.set(len(self._waiting))
+
     def _set(self, inflight: int) -> None:
         self.inflight = inflight
         self._metrics.inflight.set(inflight)
 
-    def _full(self) -> ApiError:
-        return queue_full(self._max_inflight + self._max_queue, RETRY_AFTER_SECONDS)
+    def _too_long(self) -> ApiError:
+        text = f"No place came free within {self._timeout:g} s. Try again in {RETRY_AFTER_SECONDS} s"
+        return ApiError(429, text, RATE_LIMIT, "queue_timeout", retry_after=RETRY_AFTER_SECONDS)
+
+
+def _granted(place: asyncio.Future[None]) -> bool:
+    return place.done() and not place.cancelled() and place.exception() is None

@@ -1,56 +1,39 @@
 """One HTTP/1.1 connection from a client: requests in, an answer out.
 
-Separate from the turn so that framing, keep-alive, pipelining, size limits and back-pressure on the client side are
-decided here. A request that has been read whole is handed to the server's handler; the handler answers through a
-`Responder`, which writes to the socket at once and knows whether the client is still there.
+Separate from the turn so that keep-alive, pipelining, deadlines and back-pressure on the client side are decided here.
+A request that has been read whole is handed to the server's handler, which answers through a `Responder`. A client that
+does not take its answers is not read from: nothing that it sends makes the router hold more than a few requests of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Protocol
 
-import httptools
+from pd_router.core.errors import UNAVAILABLE, ApiError
+from pd_router.core.settings import Timeouts
+from pd_router.shell.request_reader import Request, RequestReader
+from pd_router.shell.responder import Responder
 
-from pd_router.core.errors import INVALID_REQUEST, ApiError, too_large
-
-MAX_HEADER_BYTES = 64 * 1024
 MAX_PIPELINED = 8
+MAX_PIPELINED_BYTES = 1024 * 1024
+"""Bodies that may wait behind an answer; the request that exceeds it is the last one that is read."""
+FEED_BYTES = 8 * 1024
+"""Given to the parser at one time: small requests come many to a read, and each piece may exceed the limits."""
 REFUSED_LINGER_SECONDS = 2.0
-_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
-
-
-_HEADERS_TOO_LARGE = ApiError(
-    431, f"The request's headers are larger than {MAX_HEADER_BYTES} bytes", INVALID_REQUEST, "headers_too_large"
+REFUSED_AT_ONCE = 32
+"""Connections above the limit that are told so; any more are dropped without a word."""
+KEEP_ALIVE_SECONDS = 75.0
+_TOO_MANY = ApiError(
+    503,
+    "The router has as many client connections as it can take. Try again in 1 s",
+    UNAVAILABLE,
+    "too_many_connections",
+    retry_after=1,
 )
-_ENCODED = ApiError(
-    415,
-    "The body must not be compressed: Content-Encoding must be absent and Transfer-Encoding absent or chunked",
-    INVALID_REQUEST,
-    "unsupported_encoding",
-)
-
-
-def _bad_http(detail: str) -> ApiError:
-    return ApiError(400, f"The request is not valid HTTP/1.1: {detail}", INVALID_REQUEST, "malformed_request")
-
-
-@dataclass(slots=True)
-class Request:
-    """A request that has been read whole. Header names are lower case; the last of several equal names wins."""
-
-    method: str
-    path: str
-    headers: dict[str, str]
-    body: bytes
-    keep_alive: bool
-    http_1_0: bool
-    arrived: float
-    error: ApiError | None = None
 
 
 class Handler(Protocol):
@@ -61,168 +44,93 @@ class Handler(Protocol):
 
 @dataclass(slots=True)
 class ServerState:
-    """What all connections of one listener share."""
+    """What all connections of one listener share. `on_full` is called for each one too many."""
 
     handler: Handler
     max_body_bytes: int
+    max_connections: Callable[[], int] = lambda: 1 << 30
+    on_full: Callable[[], None] = lambda: None
     connections: set[ClientConnection] = field(default_factory=set)
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
     draining: bool = False
 
-
-class Responder:
-    """Writes one answer. Nothing is buffered here beyond what the socket refuses to take."""
-
-    __slots__ = (
-        "_chunked",
-        "_conn",
-        "_head_only",
-        "_http_1_0",
-        "_keep_alive",
-        "finished",
-        "on_gone",
-        "on_pause",
-        "on_resume",
-        "started",
-    )
-
-    def __init__(self, conn: ClientConnection, request: Request) -> None:
-        self._conn = conn
-        self._keep_alive = request.keep_alive
-        self._http_1_0 = request.http_1_0
-        self._head_only = request.method == "HEAD"
-        self._chunked = False
-        self.started = False
-        self.finished = False
-        self.on_gone: Callable[[], None] | None = None
-        self.on_pause: Callable[[], None] | None = None
-        self.on_resume: Callable[[], None] | None = None
-
-    @property
-    def gone(self) -> bool:
-        """The client has left; writing is pointless."""
-        return self._conn.transport is None
-
-    def begin_stream(self, status: int, headers: Iterable[tuple[bytes, bytes]], first: bytes = b"") -> None:
-        """Send the head of an answer whose length is not known, and its first bytes in the same write."""
-        self.started = True
-        self._chunked = not self._http_1_0 and not self._head_only
-        if self._http_1_0:
-            self._keep_alive = False
-        framing = b"transfer-encoding: chunked\r\n" if self._chunked else b""
-        self._conn.write(self._head(status, headers, framing) + self._frame(first))
-
-    def write(self, data: bytes) -> None:
-        """Send body bytes of a stream."""
-        if data and not self._head_only:
-            self._conn.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-
-    def framed_writer(self) -> Callable[[bytes], None] | None:
-        """What writes bytes that already are chunks of HTTP/1.1, or None when this answer is not sent in chunks."""
-        transport = self._conn.transport
-        return transport.write if self._chunked and transport is not None else None
-
-    def end(self, data: bytes = b"", *, close: bool = False) -> None:
-        """Finish a stream, with `data` as its last bytes."""
-        last = self._frame(data) + (b"0\r\n\r\n" if self._chunked else b"")
-        if last:
-            self._conn.write(last)
-        self._finish(close)
-
-    def send(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, close: bool = False) -> None:
-        """Send a whole answer."""
-        self.started = True
-        if close:
-            self._keep_alive = False
-        head = self._head(status, headers, b"content-length: %d\r\n" % len(body))
-        self._conn.write(head if self._head_only else head + body)
-        self._finish(close)
-
-    def send_error(self, error: ApiError, headers: Iterable[tuple[bytes, bytes]] = (), *, close: bool = False) -> None:
-        """Send an OpenAI-style error body."""
-        extra = [(b"content-type", b"application/json"), *headers]
-        if error.retry_after is not None:
-            extra.append((b"retry-after", b"%d" % error.retry_after))
-        self.send(error.status, extra, error.body(), close=close)
-
-    def abort(self) -> None:
-        """Break the connection: the only honest end of a stream that cannot be finished."""
-        self.finished = True
-        if self._conn.transport is not None:
-            self._conn.transport.abort()
-
-    def _head(self, status: int, headers: Iterable[tuple[bytes, bytes]], framing: bytes) -> bytes:
-        if self._conn.state.draining:
-            self._keep_alive = False
-        parts = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status]
-        parts.extend(b"%b: %b\r\n" % item for item in headers)
-        parts.append(framing)
-        if not self._keep_alive:
-            parts.append(b"connection: close\r\n")
-        parts.append(b"\r\n")
-        return b"".join(parts)
-
-    def _frame(self, data: bytes) -> bytes:
-        if not data or self._head_only:
-            return b""
-        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
-
-    def _finish(self, close: bool) -> None:
-        self.finished = True
-        self._conn.answered(keep_alive=self._keep_alive and not close)
+    def sweep(self, now: float, timeouts: Timeouts) -> None:
+        """Break the connections whose client is too slow."""
+        for connection in list(self.connections):
+            if connection.overdue(now, timeouts):
+                connection.cut()
 
 
 class ClientConnection(asyncio.Protocol):
-    """The socket: parses requests, answers them one at a time in order."""
+    """The socket: reads requests, answers them one at a time in order."""
 
     def __init__(self, state: ServerState, now: Callable[[], float]) -> None:
         self.state = state
         self.transport: asyncio.Transport | None = None
-        self._waiting_since = 0.0
-        self._stalled_since: float | None = None
         self._now = now
-        self._parser: Any = None
-        self._url = b""
-        self._headers: dict[str, str] = {}
-        self._header_bytes = 0
-        self._parts: list[bytes] = []
-        self._size = 0
-        self._reading = False
+        self._reader = RequestReader(self, state.max_body_bytes, now)
+        self._waiting_since = now()
+        self._stalled_since: float | None = None
         self._refused: ApiError | None = None
         self._queue: deque[Request] = deque()
+        self._queued_bytes = 0
+        self._unread = b""
+        self._held = False
+        self._feeding = False
+        self._continue_owed = False
+        self._used = False
         self._responder: Responder | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
     def idle(self) -> bool:
         """No request is being read, waiting or answered."""
-        return self._responder is None and not self._queue and not self._reading
+        return self._responder is None and not self._queue and not self._unread and self._reader.since is None
 
-    def overdue(self, now: float, request_timeout: float, client_timeout: float) -> bool:
-        """Whether the client is too slow: to send a request, to take an answer, or to leave after a refusal."""
-        if self._stalled_since is not None and self._stalled_since < now - client_timeout:
+    @property
+    def stalled(self) -> bool:
+        """The client does not take what was written."""
+        return self._stalled_since is not None
+
+    @property
+    def draining(self) -> bool:
+        """No further request is wanted."""
+        return self.state.draining
+
+    def overdue(self, now: float, timeouts: Timeouts) -> bool:
+        """Whether the client is too slow: to send a request, to take an answer, or to leave."""
+        if self._stalled_since is not None and self._stalled_since < now - timeouts.client:
             return True
-        if self._refused is not None and self._responder is None:
-            return self._waiting_since < now - REFUSED_LINGER_SECONDS
-        return self._reading and self._waiting_since < now - request_timeout
+        waited = now - self._waiting_since
+        if self.transport is not None and self.transport.is_closing():
+            return waited > timeouts.client  # what was written last is not taken
+        since = self._reader.since
+        if since is not None and not self._held and since < now - timeouts.request:
+            return True
+        if self._responder is not None or self._queue or since is not None:
+            return False
+        if self._refused is not None:
+            return waited > REFUSED_LINGER_SECONDS
+        return waited > (KEEP_ALIVE_SECONDS if self._used else timeouts.request)
 
     # -- asyncio.Protocol -----------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
-        self._parser = httptools.HttpRequestParser(self)
         self._waiting_since = self._now()
+        excess = len(self.state.connections) - self.state.max_connections()
         self.state.connections.add(self)
+        if excess >= 0:
+            self.state.on_full()
+            if excess < REFUSED_AT_ONCE:
+                self.refuse(_TOO_MANY)
+            else:
+                self.cut()
 
     def data_received(self, data: bytes) -> None:
         if self._refused is not None:
-            return  # the rest of a body that was already refused
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(_bad_http("Upgrade is not supported"))
-        except httptools.HttpParserError as error:
-            if self._refused is None:
-                self._refuse(_bad_http(str(error)))
+            return  # the rest of what was already refused
+        self._unread = self._unread + data if self._unread else data
+        self._read_on()
 
     def eof_received(self) -> bool:
         return False
@@ -233,12 +141,14 @@ class ClientConnection(asyncio.Protocol):
         if not self.state.connections:
             self.state.emptied.set()
         self._queue.clear()
+        self._unread = b""
         responder = self._responder
         if responder is not None and not responder.finished and responder.on_gone is not None:
             responder.on_gone()
 
     def pause_writing(self) -> None:
         self._stalled_since = self._now()
+        self._steer()
         if self._responder is not None and self._responder.on_pause is not None:
             self._responder.on_pause()
 
@@ -246,62 +156,28 @@ class ClientConnection(asyncio.Protocol):
         self._stalled_since = None
         if self._responder is not None and self._responder.on_resume is not None:
             self._responder.on_resume()
+        self._go_on()
 
-    # -- httptools ------------------------------------------------------------------------------
-    def on_message_begin(self) -> None:
-        self._url = b""
-        self._headers = {}
-        self._header_bytes = 0
-        self._parts = []
-        self._size = 0
-        self._reading = True
-        self._waiting_since = self._now()
+    # -- what the reader calls --------------------------------------------------------------------
+    def requested(self, request: Request) -> None:
+        """A request was read whole."""
+        self._continue_owed = False
+        if self._responder is not None or self._queue or self.stalled:
+            self._queue.append(request)
+            self._queued_bytes += len(request.body)
+        else:
+            self._begin(request)
 
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-        self._count_header(len(url))
+    def refuse(self, error: ApiError) -> None:
+        """Answer without reading on: what follows on this connection cannot be trusted to be a request."""
+        self._refused = error
+        self.requested(Request("POST", "", {}, b"", False, False, self._now(), error))
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_header(len(name) + len(value))
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
-
-    def on_headers_complete(self) -> None:
-        coding = self._headers.get("transfer-encoding", "chunked").lower()
-        packed = self._headers.get("content-encoding", "identity").lower()
-        length = self._headers.get("content-length", "")
-        if coding != "chunked" or packed != "identity":
-            self._refuse(_ENCODED)
-            return
-        if length.isdigit() and int(length) > self.state.max_body_bytes:
-            self._refuse(too_large(self.state.max_body_bytes))
-        elif self._headers.get("expect", "").lower() == "100-continue":
-            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def on_body(self, data: bytes) -> None:
-        if self._refused is not None:
-            return
-        self._size += len(data)
-        if self._size > self.state.max_body_bytes:
-            self._refuse(too_large(self.state.max_body_bytes))
-            return
-        self._parts.append(data)
-
-    def on_message_complete(self) -> None:
-        self._reading = False
-        if self._refused is not None:
-            return
-        parts = self._parts
-        request = Request(
-            method=self._parser.get_method().decode("latin-1"),
-            path=self._url.decode("latin-1"),
-            headers=self._headers,
-            body=parts[0] if len(parts) == 1 else b"".join(parts),
-            keep_alive=self._parser.should_keep_alive(),
-            http_1_0=self._parser.get_http_version() == "1.0",
-            arrived=self._now(),
-        )
-        self._parts = []
-        self._enqueue(request)
+    def body_expected(self) -> None:
+        """Ask for the body, unless an answer comes first: between its bytes this would be taken for a part of it."""
+        self._continue_owed = True
+        if self._responder is None and not self._queue:
+            self._ask_for_body()
 
     # -- what responder and server call ---------------------------------------------------------
     def write(self, data: bytes) -> None:
@@ -313,20 +189,19 @@ class ClientConnection(asyncio.Protocol):
         """The current answer is complete."""
         self._responder = None
         self._task = None
+        self._used = True
         self._waiting_since = self._now()
-        if self._refused is not None and self.transport is not None and self.transport.can_write_eof():
+        if self.transport is None:
+            return
+        if self._refused is not None and not self._queue and self.transport.can_write_eof():
             # The client may still be sending. Closing at once would reset the connection and lose the answer, so only
             # our half is closed; the client's end, or the server's sweep, closes the rest.
             self.transport.write_eof()
-            return
-        if not keep_alive:
-            if self.transport is not None:
-                self.transport.close()
-            return
-        if self._queue:
-            self._begin(self._queue.popleft())
-            if self.transport is not None and len(self._queue) < MAX_PIPELINED:
-                self.transport.resume_reading()
+        elif not keep_alive:
+            self._queue.clear()
+            self.transport.close()
+        else:
+            self._go_on()
 
     def close_idle(self, since: float) -> None:
         """Close the connection if nothing was owed to the client and nothing came from it, after ``since``."""
@@ -338,27 +213,7 @@ class ClientConnection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
 
-    def _count_header(self, size: int) -> None:
-        self._header_bytes += size
-        if self._header_bytes > MAX_HEADER_BYTES and self._refused is None:
-            self._refuse(_HEADERS_TOO_LARGE)
-
-    def _refuse(self, error: ApiError) -> None:
-        """Answer without reading on: what follows on this connection cannot be trusted to be a request."""
-        if self._refused is not None:
-            return
-        self._refused = error
-        self._reading = False
-        self._enqueue(Request("POST", "", {}, b"", False, False, self._now(), error))
-
-    def _enqueue(self, request: Request) -> None:
-        if self._responder is not None:
-            self._queue.append(request)
-            if self.transport is not None and len(self._queue) >= MAX_PIPELINED:
-                self.transport.pause_reading()
-            return
-        self._begin(request)
-
+    # -- one thing after the other ---------------------------------------------------------------
     def _begin(self, request: Request) -> None:
         responder = Responder(self, request)
         self._responder = responder
@@ -366,3 +221,47 @@ class ClientConnection(asyncio.Protocol):
             responder.send_error(request.error, close=True)
         else:
             self._task = self.state.handler(request, responder)
+
+    def _go_on(self) -> None:
+        """Answer the next request if one waits, and read on if there is room."""
+        if self._responder is None and not self.stalled:
+            if self._queue:
+                request = self._queue.popleft()
+                self._queued_bytes -= len(request.body)
+                self._begin(request)
+            elif self._continue_owed:
+                self._ask_for_body()
+        if not self._feeding:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Take requests out of what came, as long as there is room for them."""
+        data = memoryview(self._unread)
+        at = 0
+        self._feeding = True
+        while at < len(data) and self._refused is None and not self._full():
+            self._reader.feed(data[at : at + FEED_BYTES])
+            at += FEED_BYTES
+        self._feeding = False
+        self._unread = bytes(data[at:]) if self._refused is None else b""
+        self._steer()
+
+    def _full(self) -> bool:
+        return self.stalled or len(self._queue) >= MAX_PIPELINED or self._queued_bytes >= MAX_PIPELINED_BYTES
+
+    def _steer(self) -> None:
+        """Read from the socket exactly when there is room for what comes."""
+        held = self._refused is None and (bool(self._unread) or self._full())
+        if held is self._held or self.transport is None or self.transport.is_closing():
+            return
+        self._held = held
+        if held:
+            self.transport.pause_reading()
+            return
+        self.transport.resume_reading()
+        if self._reader.since is not None:
+            self._reader.since = self._now()  # the time before was ours
+
+    def _ask_for_body(self) -> None:
+        self._continue_owed = False
+        self.write(b"HTTP/1.1 100 Continue\r\n\r\n")

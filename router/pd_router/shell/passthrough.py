@@ -8,10 +8,11 @@ from pd_router.core.errors import ApiError, bad_method, malformed, no_engine
 from pd_router.core.jsontext import decode_exactly, encode
 from pd_router.core.sanitize import strip_deep
 from pd_router.core.sse import strip_json
-from pd_router.shell.client import Request, Responder
 from pd_router.shell.context import Context
 from pd_router.shell.exchange import LegError
 from pd_router.shell.legs import network_failure, relayed_headers, request_head
+from pd_router.shell.request_reader import Request
+from pd_router.shell.responder import Responder
 from pd_wire.names import ROLE_DECODE, ROLE_PREFILL
 
 PASSED = {"/v1/models": "GET", "/tokenize": "POST", "/detokenize": "POST"}

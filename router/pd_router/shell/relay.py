@@ -14,11 +14,11 @@ from pd_router.core.errors import error_event
 from pd_router.core.history import Reply
 from pd_router.core.sse import Ending, EventTooLarge, SseFilter, strip_json
 from pd_router.core.transcript import Transcript, parse_answer
-from pd_router.shell.client import Responder
 from pd_router.shell.context import Context
 from pd_router.shell.exchange import Exchange, Failure, LegError
 from pd_router.shell.legs import LegFailed, relayed_headers
 from pd_router.shell.record import TurnRecord
+from pd_router.shell.responder import Responder
 
 Keep = Callable[[dict[str, Any] | None, Reply | None, str], None]
 Headers = list[tuple[bytes, bytes]]
@@ -87,6 +87,8 @@ class StreamRelay:
         exchange, responder = self._exchange, self._responder
         responder.on_pause = exchange.pause
         responder.on_resume = self._resume
+        if responder.paused:
+            exchange.pause()  # an earlier answer is still not taken; `on_pause` is not called a second time
         early = b"".join(exchange.parts)
         exchange.parts.clear()
         exchange.on_data = self._data

@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 from typing import Any
-from urllib.parse import urlsplit
 
 import uvloop
 
@@ -24,14 +23,17 @@ from pd_router.core.settings import Settings
 from pd_router.core.store import MemoryStore
 from pd_router.shell.admin import Admin
 from pd_router.shell.admission import Admission
-from pd_router.shell.client import ClientConnection, Request, Responder, ServerState
+from pd_router.shell.client import ClientConnection, ServerState
 from pd_router.shell.context import Context
+from pd_router.shell.descriptors import ClientShare, raise_limit
 from pd_router.shell.discovery import Discovery, DiscoveryError, StaticDiscovery
 from pd_router.shell.discovery_metrics import DiscoveryMetrics, FleetCollector
 from pd_router.shell.exchange import Failure
 from pd_router.shell.fleet import Fleet, Member
 from pd_router.shell.metrics import Metrics
 from pd_router.shell.passthrough import PASSED, pass_through
+from pd_router.shell.request_reader import Request
+from pd_router.shell.responder import Responder
 from pd_router.shell.store_metrics import StoreCollector
 from pd_router.shell.turn import Turn
 from pd_router.shell.upstream import EnginePool
@@ -79,7 +81,8 @@ class Router:
         )
         metrics.register(StoreCollector(store, now))
         metrics.register(FleetCollector(fleet))
-        self.state = ServerState(self._handle, limits.max_body_bytes)
+        share = ClientShare(limits.max_inflight, now)
+        self.state = ServerState(self._handle, limits.max_body_bytes, share, share.refused)
         self.admin = Admin(
             settings.admin,
             metrics.registry,
@@ -191,23 +194,30 @@ class Router:
         self.context.pool.fail_waiting(member.address, Failure.LOST)
 
     def _handle(self, request: Request, responder: Responder) -> asyncio.Task[None]:
-        return self._loop.create_task(self._route(request, responder))
+        return self._loop.create_task(self._answer(request, responder))
+
+    async def _answer(self, request: Request, responder: Responder) -> None:
+        """The top of a request's task: whatever happens, the request is answered, or the next one never would be."""
+        try:
+            await self._route(request, responder)
+        except Exception:
+            log.exception("%s %s failed", request.method, request.path[:200])
+        if responder.finished or responder.gone:
+            return
+        if responder.started:
+            responder.abort()
+        else:
+            responder.send_error(internal())
 
     async def _route(self, request: Request, responder: Responder) -> None:
-        path = urlsplit(request.path).path
+        path = request.path.partition("?")[0]
         if (api := TURNS.get(path)) is not None:
             if request.method != "POST":
                 responder.send_error(bad_method(request.method, path, "POST"), [(b"allow", b"POST")])
                 return
             await Turn(self.context, api, request, responder).run()
         elif path in PASSED:
-            try:
-                await pass_through(self.context, path, request, responder)
-            except Exception:
-                # The top of the task, as in Turn.run.
-                log.exception("request to %s failed", path)
-                if not responder.started:
-                    responder.send_error(internal())
+            await pass_through(self.context, path, request, responder)
         elif path == "/health":
             reason = self.why_not_ready()
             body = json.dumps(
@@ -218,19 +228,17 @@ class Router:
             responder.send_error(unknown_path(path))
 
     async def _sweep(self) -> None:
-        """Close connections that are slow to send a request or to take an answer, or that linger after a refusal."""
-        timeouts = self.settings.timeouts
+        """Look at deadlines that nobody waits for: those of clients, and of handles."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             now = self._loop.time()
-            for connection in list(self.state.connections):
-                if connection.overdue(now, timeouts.request, timeouts.client):
-                    connection.cut()
+            self.state.sweep(now, self.settings.timeouts)
             self.context.store.expire(now)
 
 
 async def serve(settings: Settings) -> int:
-    """Run until SIGTERM or SIGINT. Returns the exit code."""
+    """Run until SIGTERM or SIGINT, and drain; a second one ends the drain. Returns the exit code."""
+    raise_limit()
     router = Router(settings)
     try:
         port, admin_port = await router.start()
@@ -245,15 +253,21 @@ async def serve(settings: Settings) -> int:
     log.info("listening on port %d, admin on port %d", port, admin_port)
     gc.freeze()  # what start-up made lives as long as the process; collections need not look at it again
     gc.set_threshold(GC_THRESHOLD)
-    stopped = asyncio.Event()
+    signals: asyncio.Queue[None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    await stopped.wait()
+        loop.add_signal_handler(number, signals.put_nowait, None)
+    await signals.get()
     log.info("draining %d connections", len(router.state.connections))
-    finished = await router.drain()
-    if not finished:
+    drain = asyncio.create_task(router.drain(), name="drain")
+    again = asyncio.create_task(signals.get(), name="second-signal")
+    await asyncio.wait((drain, again), return_when=asyncio.FIRST_COMPLETED)
+    if not drain.done():
+        log.warning("told to stop a second time: %d connections are cut", len(router.state.connections))
+    elif not drain.result():
         log.warning("drain timeout: %d connections are cut", len(router.state.connections))
+    for task in (drain, again):
+        task.cancel()
     await router.stop()
     return 0
 

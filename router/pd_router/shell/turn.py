@@ -19,13 +19,15 @@ from pd_router.core.placement import Engine, choose_decode, choose_prefill
 from pd_router.core.policy import Decision, Drop, NotStored, decide, judge_handle
 from pd_router.core.request import Prepared, prepare
 from pd_router.core.store import Entry
-from pd_router.shell.client import Request, Responder
+from pd_router.shell.admission import Withdrawn
 from pd_router.shell.context import Context
 from pd_router.shell.exchange import Exchange, Failure, LegError
 from pd_router.shell.fleet import Member
 from pd_router.shell.legs import LegFailed, Prefilled, network_failure, prefill, refused, request_head
 from pd_router.shell.record import TurnRecord
 from pd_router.shell.relay import StreamRelay, send_whole
+from pd_router.shell.request_reader import Request
+from pd_router.shell.responder import Responder
 from pd_wire.names import ROLE_DECODE, ROLE_PREFILL
 
 log = logging.getLogger("pd_router.turn")
@@ -33,6 +35,8 @@ log = logging.getLogger("pd_router.turn")
 ATTEMPTS_WITHOUT_HANDLE = 2
 """A turn that failed without a handle is tried once more; one that failed with a handle has that attempt for free."""
 RETRY_AFTER_SECONDS = 5
+CLIENT_LEFT = 499
+"""What is counted for a client that did not wait; nobody sees it."""
 _UNREACHED = frozenset(
     {Failure.CONNECT.value, Failure.CONNECT_TIMEOUT.value, Failure.CLOSED.value, Failure.TIMEOUT.value}
 )
@@ -67,11 +71,14 @@ class Turn:
         admitted = False
         try:
             prepared = prepare(self._api, self._request.body, self._request.headers, context.models())
-            await context.admission.enter()
+            await context.admission.enter(self)
             admitted = True
             self._record.admitted()
-            if not responder.gone:
-                await self._serve(prepared)
+            if responder.gone:
+                raise Withdrawn
+            await self._serve(prepared)
+        except Withdrawn:
+            self._status = CLIENT_LEFT
         except ApiError as error:
             self._answer(error)
         except Exception:
@@ -312,6 +319,7 @@ class Turn:
     def _client_left(self) -> None:
         """The socket is gone. Before the first content the hand-off is allowed to finish, within a bound (RP-06)."""
         exchange = self._exchange
+        self._context.admission.withdraw(self)
         self._record.client_left(
             "stream" if self._responder.started else "decode" if exchange is not None else "prefill"
         )
