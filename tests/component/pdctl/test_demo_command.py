@@ -66,6 +66,7 @@ def finish(monkeypatch, tmp_path):
 def test_good_figures_give_a_table_pictures_and_records(finish):
     code, output, out = finish()
     assert code == 0
+    assert f"raw records: {out / 'records.json'}" in output
     assert "prefill is 4.0 times shorter with reuse (80 ms -> 20 ms)" in output
     assert "P pulled 1,920 tokens from D in 5.0 ms" in output
     assert "total" in output
@@ -93,6 +94,9 @@ def test_a_turn_that_fails_is_a_failure(finish):
     assert code == 1
     assert json.loads((out / "records.json").read_text())["faults"] == ["the router answered 500: boom"]
     assert "FAILED: the router answered 500: boom" in output
+    # Nothing was recorded, and no engine wrote a log.
+    assert "raw records" not in output
+    assert "logs" not in output
 
 
 def test_sizes_that_contradict_each_other_are_refused_before_anything_starts(tmp_path):
@@ -100,3 +104,23 @@ def test_sizes_that_contradict_each_other_are_refused_before_anything_starts(tmp
     assert result.exit_code == 2
     assert "don't fit" in result.output
     assert not (tmp_path / "out").exists()
+
+
+def test_prompts_beyond_the_model_are_refused_before_anything_starts(tmp_path):
+    result = CliRunner().invoke(app, ["demo", "--longest", "100000", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert "at most 32384 fit" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_starts(monkeypatch):
+    monkeypatch.setattr(demo_report, "cached_tiny_model", None)
+    result = CliRunner().invoke(app, ["demo", "--out", "/proc/x"])
+    assert result.exit_code == 2
+    assert "/proc/x: cannot be written to: " in result.output
+
+
+def test_a_model_that_cannot_be_written_is_refused():
+    result = CliRunner().invoke(app, ["model", "make", "/proc/x/model"])
+    assert result.exit_code == 2
+    assert "/proc/x/model: cannot be made: " in result.output

@@ -1,9 +1,12 @@
 """The demo's deployment: valid, and equal in both legs but for one switch."""
 
+import pytest
+
 from pd_operator.core.choices import Role
 from pd_operator.core.parse import parse_deployment
 from pd_operator.core.render_engine import EngineEndpoint, render_engine
-from pdctl.core.demo_spec import demo_document
+from pdctl.core.demo_spec import check_fits, demo_document
+from pdctl.core.tiny_model import MAX_POSITIONS
 
 ENDPOINT = EngineEndpoint("127.0.0.1", 8100, "127.0.0.1", 5600)
 
@@ -30,3 +33,13 @@ def test_the_longest_prompt_fits():
     spec = parse_deployment(demo_document("/models/tiny", 30000, 64, True)).spec
     assert spec.model.max_model_len is not None
     assert spec.model.max_model_len > 30000 + 64
+
+
+def test_what_the_model_can_read_is_the_limit():
+    most = MAX_POSITIONS - 2 * 64 - 256
+    check_fits(most, 64)
+    assert parse_deployment(demo_document("/m", most, 64, True)).spec.model.max_model_len == MAX_POSITIONS
+    with pytest.raises(ValueError, match=rf"at most {most} fit"):
+        check_fits(most + 1, 64)
+    with pytest.raises(ValueError, match="at most 0 fit"):
+        check_fits(100_000, 50_000)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from pdctl.core.demo_spec import check_fits
 from pdctl.core.dialogue import DialoguePlan
 from pdctl.shell.console import Console
 from pdctl.shell.demo_local import LocalGround
@@ -43,6 +44,7 @@ def plan_or_exit(turns: int, longest: int, step: int, reply: int) -> DialoguePla
     plan = DialoguePlan(turns, longest, step, reply)
     try:
         plan.question_tokens()
+        check_fits(longest, reply)
     except ValueError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None

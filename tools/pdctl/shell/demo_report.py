@@ -20,6 +20,7 @@ from pdctl.shell.cluster.places import ClusterError
 from pdctl.shell.console import Console
 from pdctl.shell.demo_run import DemoRun, Ground
 from pdctl.shell.engine_python import EnginePythonError
+from pdctl.shell.folders import FolderError, writable_folder
 from pdctl.shell.lifecycle import StartError
 from pdctl.shell.model_maker import ModelMakerError, cached_tiny_model
 from pdctl.shell.player import PlayError
@@ -41,7 +42,11 @@ class DemoOrder:
 
 async def measure_and_show(order: DemoOrder, make_ground: Callable[[Path], Ground], console: Console) -> int:
     """Play both legs on the ground that ``make_ground`` gives for the model's folder. Returns the exit code."""
-    order.out.mkdir(parents=True, exist_ok=True)
+    try:
+        writable_folder(order.out)
+    except FolderError as error:
+        console.say(str(error))
+        return 2
     # In a thread, so that Ctrl-C is answered meanwhile.
     try:
         model = await asyncio.to_thread(cached_tiny_model, console.say)
@@ -118,4 +123,8 @@ def _save(order: DemoOrder, run: DemoRun, rows: list[Row], faults: list[str], co
         "stages": [{"name": name, "seconds": round(seconds, 3)} for name, seconds in run.stages],
     }
     (order.out / "records.json").write_text(json.dumps(content, indent=1) + "\n")
-    console.say(f"raw records: {order.out / 'records.json'}, logs: {order.out / 'logs'}")
+    logs = order.out / "logs"
+    told = [f"raw records: {order.out / 'records.json'}"] if run.records else []
+    told += [f"logs: {logs}"] if logs.is_dir() else []
+    if told:
+        console.say(", ".join(told))

@@ -87,14 +87,17 @@ def make_tiny_model(target: Path, say: Callable[[str], None], shape: TinyShape |
     """Write a complete model directory at ``target``.
 
     Raises:
-        ModelMakerError: a library is missing, or ``target`` exists already and isn't an empty directory.
+        ModelMakerError: a library is missing, or ``target`` can't be made or isn't an empty directory.
     """
     library_versions()
     shape = shape if shape is not None else TinyShape()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ModelMakerError(f"{target} exists already; give an empty or a new directory")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise ModelMakerError(f"{target}: cannot be made: {error.strerror}") from error
     try:
         say("tiny model: training the tokenizer on the standard library's sources")
         words, reluctances = _write_tokenizer(work, shape)
