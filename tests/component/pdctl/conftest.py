@@ -14,7 +14,7 @@ kind: PDDeployment
 metadata: {name: fake}
 spec:
   nodeProfile: CPU
-  model: {name: /nowhere/model, servedName: fake}
+  model: {name: ./model, servedName: fake}
 """
 
 
@@ -65,6 +65,19 @@ class FakeWorld:
         assert made
         return [name for name in made if Path("/dev/shm", name.lstrip("/")).exists()]
 
+    def scratch_left(self) -> list[str]:
+        """Sockets that a fake made, or the folder that they were in, and nobody removed."""
+        made = [Path(path.read_text()) for path in (self.folder / "sockets").iterdir()]
+        assert made
+        return [str(path) for path in made if path.exists() or path.parent.exists()]
+
+    def wait_until_no_scratch(self, seconds: float) -> None:
+        """Until no socket is left; fails with the paths of what is."""
+        deadline = time.monotonic() + seconds
+        while left := self.scratch_left():
+            assert time.monotonic() < deadline, f"left: {left}"
+            time.sleep(0.02)
+
     def wait_until_no_segments(self, seconds: float) -> None:
         """Until no shared memory is left; fails with the names of what is."""
         deadline = time.monotonic() + seconds
@@ -94,4 +107,6 @@ def world(tmp_path: Path) -> FakeWorld:
     launcher.write_text(f"#!{sys.executable}\nimport runpy\nrunpy.run_path({str(FAKE)!r}, run_name='__main__')\n")
     launcher.chmod(0o755)
     (tmp_path / "fake.yaml").write_text(SPEC)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
     return FakeWorld(tmp_path)

@@ -8,9 +8,12 @@ import http.server
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
+import uuid
 from multiprocessing import shared_memory
 from pathlib import Path
 
@@ -42,6 +45,8 @@ def main() -> None:
     segment = shared_memory.SharedMemory(create=True, size=64)
     (FOLDER / "segments").mkdir(exist_ok=True)
     (FOLDER / "segments" / segment.name).touch()
+    if name != "router":
+        leave_socket()
     print("x" * 200_000, flush=True)
     http.server.ThreadingHTTPServer(("127.0.0.1", port), Answer).serve_forever()
 
@@ -51,6 +56,14 @@ def worker(name: str) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     note_pid(f"{name}-worker")
     time.sleep(600)
+
+
+def leave_socket() -> None:
+    """As vLLM does: a socket named by a UUID, which it never removes."""
+    path = f"{os.environ.get('VLLM_RPC_BASE_PATH', tempfile.gettempdir())}/{uuid.uuid4()}"
+    socket.socket(socket.AF_UNIX).bind(path)
+    (FOLDER / "sockets").mkdir(exist_ok=True)
+    (FOLDER / "sockets" / str(os.getpid())).write_text(path)
 
 
 def note_pid(name: str) -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -63,6 +65,7 @@ async def test_everything_starts_answers_and_is_gone_after_stop(world):
     assert stopped[0].name == "router"
     assert {str(one.exit) for one in stopped} == {"was ended by SIGTERM"}
     assert world.alive() == {}
+    assert world.scratch_left() == []
 
 
 async def test_output_reaches_listener_and_log_file(world):
@@ -118,6 +121,7 @@ async def test_unexpected_death_is_reported_and_a_kill_on_purpose_is_not(world):
         world.wait_for_workers(3)
         old = local.pid("prefill")
         killed = await local.kill("prefill")
+        assert len(world.scratch_left()) == 1
         assert killed.exit == Exit(signal=signal.SIGKILL)
         assert local.pid("prefill") is None
         assert not any(name.startswith("prefill") for name in world.alive().values())
@@ -184,6 +188,34 @@ async def test_a_killed_guard_takes_its_process_along(world):
     await local.stop()
     world.wait_until_empty(5)
     world.wait_until_no_segments(5)
+    assert world.scratch_left() == []
+
+
+async def test_sockets_have_room_however_long_the_temporary_folder_is(world, monkeypatch):
+    long = world.folder / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    async with make(world):
+        assert len(world.scratch_left()) == 2
+    assert world.scratch_left() == []
+
+
+async def test_a_folder_for_sockets_that_the_caller_chose_stays_his(world):
+    chosen = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        async with make(world, env={**world.env, "VLLM_RPC_BASE_PATH": str(chosen)}):
+            pass
+        assert len(os.listdir(chosen)) == 2
+    finally:
+        shutil.rmtree(chosen)
+
+
+def test_planning_makes_no_folder_for_logs(world, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(world.folder / "model"))
+    local = make(world, log_dir=None)
+    assert [path.name for path in (world.folder / "model").iterdir()] == ["config.json"]
+    assert local.log("prefill").parent.parent == world.folder / "model"
+    local._claims.release()
 
 
 async def test_two_runs_never_share_a_port(world):

@@ -1,6 +1,7 @@
 """`pdctl up` as a user meets it: a program at a terminal that is stopped, killed, or loses a process."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -8,6 +9,9 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from typer.testing import CliRunner
+
+from pdctl.__main__ import app
 
 
 @pytest.fixture
@@ -97,8 +101,10 @@ def test_sigkill_of_pdctl_leaves_no_orphan(up, world):
     assert len(world.alive()) == 6
     assert up.process is not None
     up.process.kill()
+    assert len(world.scratch_left()) == 2
     world.wait_until_empty(10)
     world.wait_until_no_segments(5)
+    world.wait_until_no_scratch(5)
 
 
 def test_a_death_stops_everything_and_says_which_and_why(up, world):
@@ -128,6 +134,43 @@ def test_a_taken_port_is_refused_by_name(up, world):
     assert code == 2
     assert output == f"port {port} for the router is taken; give another one, or none to have one chosen\n"
     assert world.pids() == {}
+
+
+def test_a_refused_start_leaves_no_folder(world, monkeypatch):
+    temporary = world.folder / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    arguments = ["up", "-f", str(world.spec), "--engine-python"]
+    for interpreter in ("/nowhere/python", shutil.which("true")):
+        result = CliRunner().invoke(app, [*arguments, interpreter])
+        assert result.exit_code == 2, result.output
+    assert list(temporary.iterdir()) == []
+
+
+def test_logs_that_cannot_be_written_are_refused(up, world):
+    code, output = up.start("--log-dir", "/proc/x").finish()
+    assert code == 2
+    assert "/proc/x: cannot be written to: " in output
+    assert world.pids() == {}
+
+
+def test_a_model_that_is_not_there_is_refused_with_what_makes_it(up, world):
+    shutil.rmtree(world.folder / "model")
+    code, output = up.start().finish()
+    model = world.folder / "model"
+    assert code == 2
+    advice = f"`pdctl model make {model}` makes the tiny model there"
+    assert output == f"{world.spec}: spec.model.name: {model} does not exist; {advice}\n"
+
+
+@pytest.mark.parametrize(("content", "what"), [("folder", "holds no config.json"), ("file", "is not a folder")])
+def test_a_model_that_is_none_is_refused(up, world, content, what):
+    model = world.folder / "model"
+    shutil.rmtree(model)
+    model.mkdir() if content == "folder" else model.touch()
+    code, output = up.start().finish()
+    assert code == 2
+    assert f"{model} {what}" in output
 
 
 def test_a_reader_that_leaves_stops_everything(up, world):

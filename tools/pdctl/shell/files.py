@@ -11,6 +11,8 @@ from pdctl.core.yaml_text import YamlTextError, read_yaml
 
 MAX_BYTES: Final = 1 << 20
 """Largest file that is read; the rest of the limits is in `yaml_text`."""
+_MODEL_CONFIGS: Final = ("config.json", "params.json")
+"""What vLLM reads a model's shape from: Hugging Face's file, or Mistral's."""
 
 
 class FileError(Exception):
@@ -29,6 +31,30 @@ def load_deployment(path: Path) -> PDDeployment:
     if deployment.spec.model.is_local and not Path(name).is_absolute():
         return deployment.with_model_name(str((path.parent / name).resolve()))
     return deployment
+
+
+def check_model_folder(deployment: PDDeployment, file: Path) -> None:
+    """See that a model on this machine is there, before an engine takes half a minute to find out.
+
+    Args:
+        deployment: as `load_deployment` gives it, the model's path made absolute.
+        file: where it was read from, for the message.
+
+    Raises:
+        FileError: no such folder, or nothing in it that says which model it is.
+    """
+    if not deployment.spec.model.is_local:
+        return
+    model = Path(deployment.spec.model.name)
+    if any((model / name).is_file() for name in _MODEL_CONFIGS) or (model.is_file() and model.suffix == ".gguf"):
+        return
+    if not model.exists():
+        what = "does not exist"
+    elif model.is_dir():
+        what = f"holds no {_MODEL_CONFIGS[0]}"
+    else:
+        what = "is not a folder"
+    raise FileError(f"{file}: spec.model.name: {model} {what}; `pdctl model make {model}` makes the tiny model there")
 
 
 def read_document(path: Path) -> Any:

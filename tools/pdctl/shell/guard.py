@@ -1,8 +1,9 @@
 """A small process between pdctl and one engine or router: when pdctl is gone, so is everything below.
 
-Run as a script by path, with the standard library only: `python guard.py FD COMMAND...`. FD is one end of a socket
-pair. The guard reports on it (`started PID`, then `exited RETURNCODE`) and takes orders from it (`leader SIGNUM`,
-`group SIGNUM`). End of file means that pdctl died or let go: kill everything and leave.
+Run as a script by path, with the standard library only: `python guard.py FD SCRATCH COMMAND...`. FD is one end of a
+socket pair; SCRATCH is a folder to remove at the end, or an empty word. The guard reports on the socket (`started PID`,
+then `exited RETURNCODE`) and takes orders from it (`leader SIGNUM`, `group SIGNUM`). End of file means that pdctl died
+or let go: kill everything and leave.
 
 A parent-death signal alone is not enough: it reaches the direct child only, and vLLM's worker processes would survive,
 holding memory and ports. The guard is a child subreaper, so every orphaned descendant becomes its own child, whatever
@@ -16,6 +17,7 @@ import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -32,13 +34,13 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 def main(arguments: list[str]) -> int:
     """Run one command until it ends or the other side of the socket goes away."""
-    control = socket.socket(fileno=int(arguments[0]))
+    control, scratch, command = socket.socket(fileno=int(arguments[0])), arguments[1], arguments[2:]
     _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, _leave)
     try:
-        child = subprocess.Popen(arguments[1:], start_new_session=True, preexec_fn=_die_with_guard)
+        child = subprocess.Popen(command, start_new_session=True, preexec_fn=_die_with_guard)
     except OSError as error:
-        print(f"{arguments[1]}: error: cannot be started: {error.strerror}", file=sys.stderr, flush=True)
+        print(f"{command[0]}: error: cannot be started: {error.strerror}", file=sys.stderr, flush=True)
         _tell(control, "exited 127\n")
         return 1
     try:
@@ -46,6 +48,8 @@ def main(arguments: list[str]) -> int:
         _serve(control, child)
     finally:
         statuses = kill_descendants()
+        if scratch:
+            shutil.rmtree(scratch, ignore_errors=True)
     returncode = child.returncode
     if returncode is None and child.pid in statuses:
         returncode = os.waitstatus_to_exitcode(statuses[child.pid])

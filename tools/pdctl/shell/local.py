@@ -7,9 +7,7 @@ are made in `core`; this module carries them out in order.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -23,11 +21,11 @@ from typing import Final, Self
 import aiohttp
 
 from pd_operator.core.model import PDDeployment
-from pdctl.core.commands import LOOPBACK, Command, Part, Programs, Urls, plan_commands
+from pdctl.core.commands import LOOPBACK, Command, Part, Urls, plan_commands
 from pdctl.core.placement import plan_seats
 from pdctl.core.ports import PortWishes, plan_ports
 from pdctl.core.preflight import engine_python_problems
-from pdctl.shell.engine_python import EnginePythonError, observe_engine_python
+from pdctl.shell.engine_python import EnginePythonError, add_connector_path, find_programs, observe_engine_python
 from pdctl.shell.lifecycle import Listener, Silent, Started, StartError, Starting, Stopped
 from pdctl.shell.machine import PortClaims, observe_machine
 from pdctl.shell.processes import ManagedProcess
@@ -35,6 +33,8 @@ from pdctl.shell.processes import ManagedProcess
 POLL_SECONDS: Final = 0.5
 PROBE_SECONDS: Final = 5.0
 ROUTER_START_SECONDS: Final = 60.0
+ENGINE_SCRATCH: Final = ("VLLM_RPC_BASE_PATH",)
+"""Where vLLM puts the sockets between its processes, about six per run. It never removes one (0.32)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +90,17 @@ class LocalDeployment:
         self._failure: asyncio.Queue[Stopped] = asyncio.Queue()
         self._watchers: set[asyncio.Task[None]] = set()
         self._engine_timeout = self._options.start_timeout or float(deployment.spec.engine.startup_timeout_seconds)
-        log_dir = self._options.log_dir
-        self.log_dir = log_dir if log_dir is not None else Path(tempfile.mkdtemp(prefix="pdctl-"))
+        self._log_dir = self._options.log_dir
 
     urls: Urls
     """Where everything listens; known before anything is started."""
+
+    @property
+    def log_dir(self) -> Path:
+        """Where the logs go. A new folder is made when it is first asked for, so that a refused start leaves none."""
+        if self._log_dir is None:
+            self._log_dir = Path(tempfile.mkdtemp(prefix="pdctl-"))
+        return self._log_dir
 
     async def check(self) -> None:
         """See that the engines' interpreter has what this deployment needs; takes a moment, starts no engine.
@@ -228,10 +234,16 @@ class LocalDeployment:
 
     async def _spawn(self, key: tuple[Part, int]) -> None:
         command = self._commands[key]
-        env = self._router_env(command.env) if key[0] is Part.ROUTER else self._engine_env(command.env)
+        engine = key[0] is not Part.ROUTER
+        env = self._engine_env(command.env) if engine else self._router_env(command.env)
         listener = self._listener
         process = ManagedProcess(
-            command.name, command.argv, env, self.log(*key), lambda text: listener.line(command.name, text)
+            command.name,
+            command.argv,
+            env,
+            self.log(*key),
+            lambda text: listener.line(command.name, text),
+            ENGINE_SCRATCH if engine else (),
         )
         if key not in self._processes:
             # The folder may hold the log of an earlier run; restarts within a run go below each other.
@@ -248,7 +260,7 @@ class LocalDeployment:
     def _engine_env(self, own: dict[str, str]) -> dict[str, str]:
         env = {**os.environ, **own, **self._options.env}
         if self._options.engine_python != sys.executable:
-            _add_connector_path(env)
+            add_connector_path(env)
         return env
 
     async def _watch(self, process: ManagedProcess) -> None:
@@ -283,25 +295,6 @@ class LocalDeployment:
         if process is None:
             raise ValueError(f"{role} {index} was not started")
         return process
-
-
-def find_programs(engine_python: str, router_python: str) -> Programs:
-    """The interpreters of this machine. A `vllm` command next to the engine's Python wins over one on the path."""
-    beside = Path(engine_python).with_name("vllm")
-    vllm = str(beside) if beside.exists() else shutil.which("vllm")
-    # Without the command the module does the same; it needs vLLM's distribution metadata either way.
-    words = (vllm,) if vllm else (engine_python, "-m", "vllm.entrypoints.cli.main")
-    return Programs(engine_python, router_python, words)
-
-
-def _add_connector_path(env: dict[str, str]) -> None:
-    """Let a foreign interpreter import our connector from this source tree; an installed one must have its own."""
-    spec = importlib.util.find_spec("pd_connector")
-    where = next(iter(spec.submodule_search_locations or ()), None) if spec is not None else None
-    if where is None or Path(where).parent.name == "site-packages":
-        return
-    parts = [str(Path(where).parent), *filter(None, [env.get("PYTHONPATH")])]
-    env["PYTHONPATH"] = os.pathsep.join(parts)
 
 
 async def _healthy(session: aiohttp.ClientSession, url: str) -> bool:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +30,10 @@ MARK_NAME: Final = "PDCTL_PROCESS"
 KILL_SECONDS: Final = 30.0
 """How long the kernel and the guard may take over SIGKILL; an engine with gigabytes of memory needs a moment."""
 
+SCRATCH_BYTES: Final = 70
+"""Longest path of a scratch folder: a socket's path has 107 bytes, and vLLM's names in it are UUIDs."""
+_SCRATCH_PREFIX: Final = "pdctl-run-"
+
 
 class ProcessError(RuntimeError):
     """The guard could not be started or did not do what it was told."""
@@ -36,8 +43,19 @@ class ManagedProcess:
     """A process and everything that it starts. Use `start` once; the rest any number of times."""
 
     def __init__(
-        self, name: str, argv: Sequence[str], env: Mapping[str, str], log: Path, on_line: Callable[[str], None]
+        self,
+        name: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        on_line: Callable[[str], None],
+        scratch_variables: Sequence[str] = (),
     ) -> None:
+        """Nothing is started yet.
+
+        ``scratch_variables`` name a folder of the process's own in its environment. It is made on start and removed
+        when the process has ended, however it ended. A variable that ``env`` holds already stays as it is.
+        """
         self.name = name
         self.log = log
         self.pid: int | None = None
@@ -47,6 +65,8 @@ class ManagedProcess:
         self._mark = f"{MARK_NAME}={uuid.uuid4()}"
         self._env = {**env, MARK_NAME: self._mark.partition("=")[2]}
         self._on_line = on_line
+        self._scratch_variables = tuple(variable for variable in scratch_variables if variable not in env)
+        self._scratch = ""
         self._guard: asyncio.subprocess.Process | None = None
         self._orders: asyncio.StreamWriter | None = None
         self._ended: asyncio.Task[Exit] | None = None
@@ -56,11 +76,12 @@ class ManagedProcess:
         """Start the command. Raises ProcessError when even the guard can't run."""
         mine, theirs = socket.socketpair()
         with theirs:
+            self._make_scratch()
             try:
                 self._guard = await asyncio.create_subprocess_exec(
                     # Isolated and without site packages: it starts in milliseconds and nothing can be imported into it.
-                    *(sys.executable, "-I", "-S", guard.__file__, str(theirs.fileno()), *self._argv),
-                    env=self._env,
+                    *(sys.executable, "-I", "-S", guard.__file__, str(theirs.fileno()), self._scratch, *self._argv),
+                    env={**self._env, **dict.fromkeys(self._scratch_variables, self._scratch)},
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.STDOUT,
@@ -69,6 +90,7 @@ class ManagedProcess:
                 )
             except OSError as error:
                 mine.close()
+                self._remove_scratch()
                 raise ProcessError(f"{self.name}: cannot be started: {error}") from error
         reports, self._orders = await asyncio.open_connection(sock=mine)
         self._reading = asyncio.create_task(self._read_output(), name=f"output of {self.name}")
@@ -129,6 +151,8 @@ class ManagedProcess:
             await self._reading
         if self._guard is not None:
             await self._guard.wait()
+        # The guard has done it, unless somebody killed it.
+        self._remove_scratch()
         if self._orders is not None:
             self._orders.close()
             with contextlib.suppress(OSError):
@@ -154,6 +178,14 @@ class ManagedProcess:
             if pending:
                 self._take(pending)
 
+    def _make_scratch(self) -> None:
+        if self._scratch_variables:
+            self._scratch = tempfile.mkdtemp(prefix=_SCRATCH_PREFIX, dir=_short_folder())
+
+    def _remove_scratch(self) -> None:
+        if self._scratch:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
     def _take(self, raw: bytes) -> None:
         line = raw.decode("utf-8", "replace").rstrip("\r")
         # A progress bar overwrites its own line; the last state is the one worth reading.
@@ -166,3 +198,10 @@ def _write(file: IO[bytes], chunk: bytes) -> None:
     # A full disk must not stop the reading: the engine would block on its next line.
     with contextlib.suppress(OSError):
         file.write(chunk)
+
+
+def _short_folder() -> str:
+    """The system's temporary folder, or /tmp where a socket in a folder of that one had too long a path."""
+    usual = tempfile.gettempdir()
+    random_letters = 8
+    return usual if len(os.fsencode(usual)) + 1 + len(_SCRATCH_PREFIX) + random_letters <= SCRATCH_BYTES else "/tmp"

@@ -18,7 +18,8 @@ from pdctl.core.placement import PlacementError
 from pdctl.core.ports import PortError, PortWishes
 from pdctl.shell.console import Console
 from pdctl.shell.engine_python import EnginePythonError
-from pdctl.shell.files import FileError, read_document
+from pdctl.shell.files import FileError, check_model_folder, read_document
+from pdctl.shell.folders import FolderError, writable_folder
 from pdctl.shell.interrupts import Interrupts
 from pdctl.shell.lifecycle import StartError
 from pdctl.shell.local import LocalDeployment, LocalOptions
@@ -56,6 +57,7 @@ def up(
     )
     try:
         deployment = load_changed(file, settings or [])
+        check_model_folder(deployment, file)
         local = LocalDeployment(deployment, options, console)
     except (FileError, OverrideError, PlacementError, PortError) as error:
         typer.echo(str(error), err=True)
@@ -92,15 +94,15 @@ async def _run(local: LocalDeployment, console: Console) -> int:
 
 
 async def _serve(local: LocalDeployment, console: Console, ready: asyncio.Event) -> int:
-    console.say(f"logs: {local.log_dir}")
     try:
         await local.check()
+        console.say(f"logs: {writable_folder(local.log_dir)}")
         await local.start()
         console.settle()
         ready.set()
         console.say(_invitation(local.urls))
         dead = await local.wait_failure()
-    except EnginePythonError as error:
+    except (EnginePythonError, FolderError) as error:
         console.say(str(error))
         return 2
     except StartError as error:
