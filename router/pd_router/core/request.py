@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import orjson
 
-from pd_router.core import errors, facts, fields, sanitize
+from pd_router.core import errors, facts, fields, output_options, sanitize
 from pd_router.core.cutting import Handle
 from pd_router.core.errors import ApiError
 from pd_router.core.fields import Api
@@ -172,6 +172,7 @@ def _prepare(
     ids = facts.read_ids(body, headers, fields.UNKNOWN_IDS[api])
     prompt = facts.read_messages(body) if api is Api.CHAT else facts.read_prompt(body)
     alone = facts.decode_alone(body, prompt)
+    output_options.check_output(api, body)
     fault = alone or facts.link_fault(body, prompt)
     scope, readable = facts.read_scope(api, body, model, rendered)
     if not exact and (prompt.lossy or lost_integers(readable)):
