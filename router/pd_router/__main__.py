@@ -93,6 +93,13 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="S",
         help="a client that takes nothing is cut off",
     )
+    add(
+        "--keep-alive-timeout",
+        type=float,
+        default=timeouts.keep_alive,
+        metavar="S",
+        help="an idle client connection is closed",
+    )
     add("--drain-timeout", type=float, default=timeouts.drain, metavar="S", help="for running turns after SIGTERM")
     add("--probe-interval", type=float, default=timeouts.probe_interval, metavar="S", help="between two health probes")
     add("--probe-timeout", type=float, default=timeouts.probe_timeout, metavar="S", help="when a health probe is late")
@@ -167,6 +174,7 @@ def parse_settings(arguments: Sequence[str]) -> tuple[Settings, str]:
             idle=args.idle_timeout,
             queue=args.queue_timeout,
             client=args.client_timeout,
+            keep_alive=args.keep_alive_timeout,
             drain=args.drain_timeout,
             probe_interval=args.probe_interval,
             probe_timeout=args.probe_timeout,

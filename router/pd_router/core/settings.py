@@ -94,6 +94,8 @@ class Timeouts:
     """How long an abandoned turn may go on so that P's blocks are released: half of vLLM's 30 s lease."""
     client: float = 600.0
     """A client that takes nothing of its answer for this long is cut off."""
+    keep_alive: float = 75.0
+    """How long a client's connection may be idle after an answer; before its first request it has `request`."""
     drain: float = 120.0
     probe_interval: float = 1.0
     probe_timeout: float = 5.0
@@ -240,6 +242,7 @@ def check(settings: Settings) -> None:
         "--first-byte-timeout": timeouts.first_byte,
         "--answer-timeout": timeouts.answer,
         "--client-timeout": timeouts.client,
+        "--keep-alive-timeout": timeouts.keep_alive,
         "--idle-timeout": timeouts.idle,
         "--probe-interval": timeouts.probe_interval,
         "--probe-timeout": timeouts.probe_timeout,

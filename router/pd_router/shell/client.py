@@ -26,7 +26,6 @@ FEED_BYTES = 8 * 1024
 REFUSED_LINGER_SECONDS = 2.0
 REFUSED_AT_ONCE = 32
 """Connections above the limit that are told so; any more are dropped without a word."""
-KEEP_ALIVE_SECONDS = 75.0
 _TOO_MANY = ApiError(
     503,
     "The router has as many client connections as it can take. Try again in 1 s",
@@ -111,7 +110,7 @@ class ClientConnection(asyncio.Protocol):
             return False
         if self._refused is not None:
             return waited > REFUSED_LINGER_SECONDS
-        return waited > (KEEP_ALIVE_SECONDS if self._used else timeouts.request)
+        return waited > (timeouts.keep_alive if self._used else timeouts.request)
 
     # -- asyncio.Protocol -----------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
