@@ -125,6 +125,8 @@ ARGUMENTS: list[tuple[list[str], str]] = [
     (["--data-parallel-size", "2"], "use tensorParallelSize"),
     (["--pipeline-parallel-size", "2"], "use tensorParallelSize"),
     (["--max-num-batched-tokens 8192"], "write two list entries"),
+    (["othermodel"], "'othermodel' is no flag and no flag's value"),
+    (["--", "othermodel"], "'--' is no flag"),
     (["--hf-overrides", "hf_abcdefghijklmnopqrstuvwxyz"], "use spec.model.source.tokenSecretRef"),
 ]
 """Refused in every extraArgs, at the entry that is shown first."""
@@ -304,6 +306,7 @@ NEIGHBOURS: list[tuple[str, list[Edit]]] = [
       ("spec.kvTransfer.bidirectional", "Disabled")]),
     ("recompute with our connector", [("spec.kvTransfer.loadFailurePolicy", "Recompute")]),
     ("negative value", [("spec.engine.extraArgs", ["--max-logprobs", "-1"])]),
+    ("several values", [("spec.engine.extraArgs", ["--cudagraph-capture-sizes", "1", "2", "4", "--seed", "1"])]),
     ("value with spaces", [("spec.engine.extraArgs", ["--override-generation-config={\"a\": 1}"])]),
     ("flag that begins like a rendered one", [("spec.prefill.extraArgs", ["--model-impl", "auto"])]),
     ("efa spelt out", [("spec.engine.env", env("FI_PROVIDER", "efa"))]),
@@ -324,6 +327,7 @@ OPERATOR_ONLY = frozenset({"version and tag differ", "flag --kv-tr", "fraction"}
 
 SERVER_PATHS = {
     "wrong group": "API version in the data (apps/v1)",
+    "flag othermodel": "spec.engine.extraArgs",
     "wrong kind": "kind: Invalid value",
     "label of ours": "spec.decode.pod.labels",
     "recommended label": "spec.router.pod.labels",

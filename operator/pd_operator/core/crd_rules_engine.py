@@ -64,6 +64,7 @@ def engine_rules() -> list[Rule]:
         rule(_image_version(), unsupported, "image"),
         rule('!has(self.runAsUser) || self.securityProfile == "Restricted"',
              "may be set with securityProfile Restricted only", "runAsUser"),
+        first_argument_rule(),
     ]  # fmt: skip
 
 
@@ -81,6 +82,7 @@ def role_rules() -> list[Rule]:
             "is not applied while scaling is External; scale the role's StatefulSet, or set scaling to Fixed",
             "replicas",
         ),
+        first_argument_rule(),
     ]
 
 
@@ -106,6 +108,15 @@ def env_rules() -> list[Rule]:
     ]
 
 
+def first_argument_rule() -> Rule:
+    """On what has extraArgs. Which later words are values of flags, only the operator knows."""
+    return rule(
+        '!has(self.extraArgs) || self.extraArgs.size() == 0 || self.extraArgs[0].startsWith("-")',
+        "must begin with a flag; the model and the rest have fields",
+        "extraArgs",
+    )
+
+
 def argument_rules() -> list[Rule]:
     """On each entry of extraArgs."""
     return [
@@ -115,6 +126,7 @@ def argument_rules() -> list[Rule]:
             "the role, or it may never be used",
         ),
         rule(f"!self.matches({text(TOKEN)})", f"this argument holds a token: {NO_TOKEN}"),
+        rule('self != "--"', "is no flag; the model and the rest have fields"),
         rule('!self.matches("^--[^= ]* ")', "flag and value in one entry; write two list entries, or join them with ="),
     ]
 

@@ -6,6 +6,7 @@ share, since a copy on one role makes P and D disagree. Data and the spelling ru
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -142,6 +143,25 @@ SHARED_FLAGS: Final = frozenset(
 )
 """Refused in a role's extraArgs: in `spec.engine.extraArgs` both roles get them."""
 
+MANY_VALUES: Final = frozenset(
+    {
+        "--allowed-media-domains",
+        "--collect-detailed-traces",
+        "--cpu-offload-params",
+        "--cudagraph-capture-sizes",
+        "--ignore-patterns",
+        "--kv-cache-dtype-skip-layers",
+        "--logits-processors",
+        "--lora-modules",
+        "--lora-target-modules",
+        "--numa-bind-cpus",
+        "--numa-bind-nodes",
+        "--offload-params",
+        "--sleep-preserve-parameter-names",
+    }
+)
+"""Flags that take more than one word; after any other flag a second word is read as a model's name, or as nothing."""
+
 _FOREIGN_BACKEND: Final = "vLLM does not read it; use spec.kvTransfer.backend"
 _HF_TOKEN: Final = "never write a token into the object; use spec.model.source.tokenSecretRef"
 
@@ -186,9 +206,36 @@ def flags_in(arguments: Sequence[str]) -> Iterator[tuple[int, str]]:
     (`--kv-transfer-config.kv_role`), so all of these are cut off here.
     """
     for index, argument in enumerate(arguments):
-        if argument.startswith("-") and argument != "-" and not _NUMBER.match(argument):
-            name = re.split(r"[=.\s]", argument, maxsplit=1)[0]
-            yield index, name.replace("_", "-")
+        if _is_flag(argument):
+            yield index, _flag_name(argument)
+
+
+def words_without_flag(arguments: Sequence[str]) -> Iterator[int]:
+    """Position of each word that is certainly no flag's value, and of each bare `--`, after which all words are none.
+
+    Which flags are switches depends on vLLM's version, so one word after a flag is taken for its value.
+    """
+    room = 0.0
+    for index, argument in enumerate(arguments):
+        if argument == "--":
+            yield index
+        if _is_flag(argument):
+            name = _flag_name(argument)
+            complete = argument == "--" or "=" in argument or name.startswith("--no-")
+            many = any(flag.startswith(name) for flag in MANY_VALUES)
+            room = 0 if complete else math.inf if many else 1
+        elif room:
+            room -= 1
+        else:
+            yield index
+
+
+def _is_flag(argument: str) -> bool:
+    return argument.startswith("-") and argument != "-" and not _NUMBER.match(argument)
+
+
+def _flag_name(argument: str) -> str:
+    return re.split(r"[=.\s]", argument, maxsplit=1)[0].replace("_", "-")
 
 
 def rendered_flag(name: str) -> str | None:

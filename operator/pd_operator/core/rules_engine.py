@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pd_operator.core import versions
 from pd_operator.core.choices import Download, NodeProfile, Switch
 from pd_operator.core.model import PDDeployment
-from pd_operator.core.problems import Problem
+from pd_operator.core.problems import Problem, shown
 from pd_operator.core.profiles import profile_of
 from pd_operator.core.reserved import (
     RENDERED_ENV,
@@ -19,6 +19,7 @@ from pd_operator.core.reserved import (
     looks_like_token,
     rendered_flag,
     shared_flag,
+    words_without_flag,
 )
 from pd_operator.core.spec_engine import EnvVar, ExtraArgs
 
@@ -26,7 +27,7 @@ ROLES = ("prefill", "decode")
 
 
 def extra_arguments(deployment: PDDeployment) -> Iterator[Problem]:
-    """extraArgs hold no flag that is rendered, and a role's none that both roles must share."""
+    """extraArgs hold no flag that is rendered, a role's none that both roles must share, and no word without a flag."""
     for place, arguments in _argument_lists(deployment):
         for index, argument in enumerate(arguments):
             path = f"{place}[{index}]"
@@ -34,6 +35,9 @@ def extra_arguments(deployment: PDDeployment) -> Iterator[Problem]:
                 yield Problem(path, TOKEN_ENV["HF_TOKEN"])
             if argument.startswith("--") and " " in argument.partition("=")[0]:
                 yield Problem(path, "flag and value in one entry; write two list entries, or join them with =")
+        for index in words_without_flag(arguments):
+            what = f"{shown(arguments[index])} is no flag and no flag's value; the model and the rest have fields"
+            yield Problem(f"{place}[{index}]", what)
         for index, flag in flags_in(arguments):
             path = f"{place}[{index}]"
             known = rendered_flag(flag)

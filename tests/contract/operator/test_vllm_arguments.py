@@ -18,7 +18,14 @@ import pytest
 from pd_operator.core.choices import Role
 from pd_operator.core.model import PDDeployment
 from pd_operator.core.render_engine import EngineEndpoint, EngineProcess, kv_transfer_config, render_engine
-from pd_operator.core.reserved import RENDERED_ENV, RENDERED_FLAGS, SHARED_FLAGS, rendered_flag, shared_flag
+from pd_operator.core.reserved import (
+    MANY_VALUES,
+    RENDERED_ENV,
+    RENDERED_FLAGS,
+    SHARED_FLAGS,
+    rendered_flag,
+    shared_flag,
+)
 from pd_operator.core.rules_transfer import FREE_KEYS
 from support.pddeployments import deployment, example
 
@@ -147,6 +154,11 @@ def test_engines_hash_blocks_alike_without_a_seed_from_us(
 def test_refused_flags_exist(options: set[str]) -> None:
     assert set(RENDERED_FLAGS) - options == set()
     assert SHARED_FLAGS - options == set()
+
+
+def test_flags_with_many_values_are_vllms(parser: argparse.ArgumentParser) -> None:
+    many = {option for action in parser._actions if action.nargs in ("+", "*") for option in action.option_strings}
+    assert many - set(RENDERED_FLAGS) == MANY_VALUES
 
 
 def test_no_other_flag_is_refused(options: set[str]) -> None:

@@ -61,6 +61,12 @@ def test_argument_that_is_rendered(place: str, arguments: list[str], words: str)
     assert_refused([(f"spec.{place}.extraArgs", arguments)], f"spec.{place}.extraArgs[{index}]", words)
 
 
+@pytest.mark.parametrize("place", ["engine", "prefill", "decode"])
+def test_word_that_no_flag_takes(place: str) -> None:
+    path = f"spec.{place}.extraArgs"
+    assert_refused([(path, ["--seed", "1", "other"])], f"{path}[2]", "'other' is no flag and no flag's value")
+
+
 @pytest.mark.parametrize("place", ["prefill", "decode"])
 @pytest.mark.parametrize("arguments", SHARED_ARGUMENTS, ids=lambda arguments: arguments[0])
 def test_argument_that_both_roles_need(place: str, arguments: list[str]) -> None:

@@ -18,6 +18,7 @@ from pd_operator.core.reserved import (
     looks_like_token,
     rendered_flag,
     shared_flag,
+    words_without_flag,
 )
 from pd_operator.core.versions import is_supported, version_in_image, version_of
 from support.pddeployments import deployment
@@ -39,6 +40,31 @@ from support.pddeployments import deployment
 )
 def test_flags_in(arguments: list[str], flags: list[tuple[int, str]]) -> None:
     assert list(flags_in(arguments)) == flags
+
+
+@pytest.mark.parametrize(
+    ("arguments", "positions"),
+    [
+        ([], []),
+        (["word"], [0]),
+        (["", "--seed", "1"], [0]),
+        (["-1"], [0]),
+        (["-"], [0]),
+        (["--seed", "1", "word", "--x", "y"], [2]),
+        (["--seed=1", "word"], [1]),
+        (["--no-enable-chunked-prefill", "word"], [1]),
+        (["--no_enable_chunked_prefill", "word"], [1]),
+        (["--"], [0]),
+        (["--seed", "--", "a", "b"], [1, 2, 3]),
+        (["--max-logprobs", "-1", "-1"], [2]),
+        (["--x", "-", "-q", "fp8", "-O3"], []),
+        (["--lora-modules", "a=b", "c=d", "--seed", "1", "2"], [5]),
+        (["--lora_mod", "a=b", "c=d"], []),
+        (["--lora-modules=a=b", "c=d"], [1]),
+    ],
+)
+def test_words_without_flag(arguments: list[str], positions: list[int]) -> None:
+    assert list(words_without_flag(arguments)) == positions
 
 
 @pytest.mark.parametrize(
