@@ -8,6 +8,8 @@ followed by a colon, can only be a key. Only the value behind it is parsed.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,6 +17,7 @@ from typing import Any, Final
 import orjson
 
 from pd_router.core import errors
+from pd_router.core.refusals import told, told_in_stream
 from pd_wire.names import KV_PARAMS
 
 NAME: Final = KV_PARAMS.encode()
@@ -24,7 +27,12 @@ _BACKSLASH: Final = 0x5C
 _COMMA: Final = 0x2C
 _COLON: Final = 0x3A
 _decode_value: Final = json.JSONDecoder().raw_decode
-_WITHHELD: Final = "The engine refused the request; its message is withheld because it quotes internal fields"
+ERROR: Final = b'"error"'
+"""In every error event, as a key or as the value of `object`. In content the quotes are escaped."""
+_ESCAPE: Final = b"\\u00"
+_ESCAPED_LETTER: Final = re.compile(rb"\\u00(?:[46][1-9a-f]|[57][0-9a]|5f)", re.IGNORECASE)
+"""A letter or an underscore as an escape. No writer of JSON does that, unless to hide a name."""
+_ODD_KEY: Final = re.compile(b'"' + b"".join(rb"(?:%c|\\u00(?i:%02x))" % (code, code) for code in NAME) + b'"')
 
 Span = tuple[int, int]
 
@@ -45,13 +53,23 @@ class Cut:
     handle: Handle | None
 
 
+def suspicious(data: bytes) -> bool:
+    """Whether bytes of an answer may hold a handle or an error: if not, they may pass without being looked at."""
+    return NAME in data or ERROR in data or _may_hide(data)
+
+
+def _may_hide(data: bytes) -> bool:
+    """Whether a key may be written with escapes."""
+    return _ESCAPE in data and _ESCAPED_LETTER.search(data) is not None
+
+
 def strip_json(body: bytes) -> tuple[bytes, Handle | None]:
     """Cut the handle out of a JSON answer, wherever it stands as a key; an error that quotes it is rewritten.
 
     Raises:
         ApiError: 502, when the name stands there as a key and its value cannot be read: no answer beats a leak.
     """
-    if NAME not in body:
+    if NAME not in body and not _may_hide(body):
         return body, None
     found = find_members(body)
     if found is None:
@@ -73,19 +91,38 @@ def cut_event(event: bytes) -> Cut | None:
     spans, handle = found
     rest = _splice(event, _in_event(spans, lines)) if spans else event
     if NAME in rest:
-        rest = _without_quotes_in_event(rest)
-    return Cut(rest, handle)
+        rest = _without_named_lines(rest)
+    return _judge_rest(rest, handle)
+
+
+def _judge_rest(rest: bytes, handle: Handle | None) -> Cut | None:
+    """Rewrite an error; refuse what names the handle and is no JSON."""
+    if NAME not in rest and ERROR not in rest:
+        return Cut(rest, handle)
+    lines = data_lines(rest)
+    if not lines:
+        return Cut(rest, handle)
+    try:
+        answer = orjson.loads(b"\n".join([rest[start:end] for start, end in lines]))
+    except orjson.JSONDecodeError:
+        return None if NAME in rest else Cut(rest, handle)
+    return Cut(b"data: " + told_in_stream(answer) + b"\n\n" if is_error(answer) else rest, handle)
+
+
+def _without_named_lines(event: bytes) -> bytes:
+    """Drop comments and other lines without data that name the handle: a client needs none of them."""
+    kept = [line for line in event.splitlines(keepends=True) if line.startswith(b"data:") or NAME not in line]
+    return b"".join(kept) if any(line.strip() for line in kept) else b""
 
 
 def find_members(text: bytes) -> tuple[list[Span], Handle | None] | None:
     """Byte ranges to cut from JSON `text`, each with the comma that goes with it; None if a value cannot be read."""
     spans: list[Span] = []
     handle: Handle | None = None
-    at = text.find(_KEY)
-    while at >= 0:
-        colon = _skip(text, at + len(_KEY))
-        if (at and text[at - 1] == _BACKSLASH) or colon >= len(text) or text[colon] != _COLON:
-            at = text.find(_KEY, at + 1)
+    done = 0
+    for at, after in _quoted_names(text):
+        colon = _skip(text, after)
+        if at < done or (at and text[at - 1] == _BACKSLASH) or colon >= len(text) or text[colon] != _COLON:
             continue
         value = _skip(text, colon + 1)
         read = _read_value(text, value)
@@ -96,8 +133,19 @@ def find_members(text: bytes) -> tuple[list[Span], Handle | None] | None:
             handle = Handle(parsed)
             handle.raw = text[value:end]
         spans.append(_with_comma(text, at, end, spans[-1][1] if spans else 0))
-        at = text.find(_KEY, end)
+        done = end
     return spans, handle
+
+
+def _quoted_names(text: bytes) -> Iterator[Span]:
+    """Where the quoted name stands, in any spelling that JSON has for it."""
+    if _may_hide(text):
+        yield from (found.span() for found in _ODD_KEY.finditer(text))
+        return
+    at = text.find(_KEY)
+    while at >= 0:
+        yield at, at + len(_KEY)
+        at = text.find(_KEY, at + 1)
 
 
 def _read_value(text: bytes, start: int) -> tuple[Any, int] | None:
@@ -175,25 +223,9 @@ def _without_quotes(body: bytes) -> bytes:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise errors.upstream_failed("decode", "its answer cannot be read") from error
-    return _withheld(answer) if is_error(answer) else body
-
-
-def _without_quotes_in_event(event: bytes) -> bytes:
-    payload = b"\n".join([event[start:end] for start, end in data_lines(event)])
-    try:
-        answer = orjson.loads(payload)
-    except orjson.JSONDecodeError:
-        return event
-    return b"data: " + _withheld(answer) + b"\n\n" if is_error(answer) else event
+    return told(body) if is_error(answer) else body
 
 
 def is_error(answer: Any) -> bool:
     """Whether an answer or event is an error object, in today's shape or the older flat one."""
     return isinstance(answer, dict) and (answer.get("error") is not None or answer.get("object") == "error")
-
-
-def _withheld(answer: dict[str, Any]) -> bytes:
-    fields = answer.get("error")
-    fields = fields if isinstance(fields, dict) else answer
-    kept = {name: fields[name] for name in ("type", "code") if isinstance(fields.get(name), str | int)}
-    return orjson.dumps({"error": {"message": _WITHHELD, "param": None, **kept}})

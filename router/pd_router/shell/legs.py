@@ -7,6 +7,8 @@ can help.
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +16,8 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from pd_router.core.errors import ApiError, engine_not_ready, upstream_failed, upstream_timeout
-from pd_router.core.sse import strip_json
+from pd_router.core.errors import ApiError, engine_not_ready, no_engine, upstream_failed, upstream_timeout
+from pd_router.core.refusals import loggable, private_texts, told
 from pd_router.shell.exchange import Exchange, Failure, LegError
 from pd_router.shell.fleet import Member
 from pd_router.shell.upstream import EnginePool
@@ -23,6 +25,9 @@ from pd_wire.names import KV_PARAMS, REPORT_KEY
 from pd_wire.report import Report
 from pd_wire.report import parse as parse_report
 
+log = logging.getLogger("pd_router.legs")
+
+RETRY_AFTER_SECONDS = 5
 FORWARDED = ("authorization", "x-request-id", "traceparent", "tracestate", "baggage")
 """Request headers that engines may see. Everything else is the router's or the client's own business; above all no
 header that steers an engine."""
@@ -40,14 +45,16 @@ _HOP_BY_HOP = frozenset(
     }
 )
 _OURS = frozenset({b"content-length", b"content-encoding", b"date", b"server", b"x-request-id"})
+_REFUSAL_HEADERS = frozenset({b"retry-after", b"www-authenticate"})
+"""All that a client gets of the headers of an engine's refusal."""
 
 
 class LegFailed(Exception):
     """A leg failed before anything reached the client.
 
     `retryable`: another attempt may succeed. `engine_fault`: counts against the engine's breaker. `answer`: what to
-    tell the client if there is no other attempt; `verbatim`: an engine's own refusal to pass through instead (status,
-    content type, body already stripped).
+    tell the client if there is no other attempt; `verbatim`: an engine's own refusal to pass on instead (status,
+    headers, a body that is fit for a client); `status`: what the engine answered with, if it did.
     """
 
     def __init__(
@@ -59,6 +66,7 @@ class LegFailed(Exception):
         retryable: bool = True,
         engine_fault: bool = True,
         verbatim: tuple[int, list[tuple[bytes, bytes]], bytes] | None = None,
+        status: int | None = None,
     ) -> None:
         super().__init__(f"{leg}: {reason}")
         self.leg = leg
@@ -67,6 +75,7 @@ class LegFailed(Exception):
         self.retryable = retryable
         self.engine_fault = engine_fault
         self.verbatim = verbatim
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +120,7 @@ async def prefill(pool: EnginePool, member: Member, head: bytes, body: bytes, wi
     except LegError as error:
         raise network_failure(leg, error, within) from error
     if status != 200:
-        raise refused(leg, status, exchange, raw)
+        raise refused(leg, status, exchange, raw, body)
     return _read_prefill(raw)
 
 
@@ -150,7 +159,7 @@ def network_failure(leg: str, error: LegError, timeout: float) -> LegFailed:
     if error.reason in (Failure.TIMEOUT,):
         return LegFailed(leg, "timeout", upstream_timeout(leg, timeout))
     if error.reason in (Failure.CONNECT, Failure.CONNECT_TIMEOUT, Failure.LOST):
-        return LegFailed(leg, error.reason.value, engine_not_ready(leg, 5))
+        return LegFailed(leg, error.reason.value, engine_not_ready(leg, RETRY_AFTER_SECONDS))
     if error.reason is Failure.ABORTED:
         return LegFailed(
             leg, "aborted", upstream_failed(leg, "the turn was given up"), retryable=False, engine_fault=False
@@ -160,13 +169,34 @@ def network_failure(leg: str, error: LegError, timeout: float) -> LegFailed:
     )
 
 
-def refused(leg: str, status: int, exchange: Exchange, raw: bytes) -> LegFailed:
-    """A leg that was answered with something other than 200."""
-    clean, _ = strip_json(raw)
-    verbatim = (status, relayed_headers(exchange), clean)
-    answer = upstream_failed(leg, f"it answered with status {status}")
-    if status in (429, 503):
-        return LegFailed(leg, f"status_{status}", answer, engine_fault=False, verbatim=verbatim)
-    if 400 <= status < 500:
-        return LegFailed(leg, "refused", answer, retryable=False, engine_fault=False, verbatim=verbatim)
-    return LegFailed(leg, "status_5xx", answer, verbatim=verbatim)
+def refused(leg: str, status: int, exchange: Exchange, raw: bytes, sent: bytes = b"") -> LegFailed:
+    """A leg that was answered with something other than 200.
+
+    Args:
+        sent: the leg's body; what its handle holds is in no answer for a client and in no log.
+    """
+    private = private_texts(sent)
+    if status == 429 or 400 <= status < 500:
+        headers = [item for item in exchange.headers if item[0] in _REFUSAL_HEADERS]
+        verbatim = (status, [(b"content-type", b"application/json"), *headers], told(raw, private))
+        answer = upstream_failed(leg, f"it answered with status {status}")
+        busy = status == 429
+        return LegFailed(
+            leg,
+            "status_429" if busy else "refused",
+            answer,
+            retryable=busy,
+            engine_fault=False,
+            verbatim=verbatim,
+            status=status,
+        )
+    log.warning("the %s engine answered with status %d: %s", leg, status, loggable(raw, private))
+    if status == 503:
+        return LegFailed(leg, "status_503", no_engine(leg, _seconds(exchange)), engine_fault=False, status=status)
+    return LegFailed(leg, "status_5xx", upstream_failed(leg, f"it answered with status {status}"), status=status)
+
+
+def _seconds(exchange: Exchange) -> int:
+    """When an engine asks to be called again."""
+    asked = exchange.header(b"retry-after")
+    return int(asked) if re.fullmatch(rb"[0-9]{1,4}", asked) else RETRY_AFTER_SECONDS

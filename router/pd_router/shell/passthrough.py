@@ -10,7 +10,7 @@ from pd_router.core.sanitize import strip_deep
 from pd_router.core.sse import strip_json
 from pd_router.shell.context import Context
 from pd_router.shell.exchange import LegError
-from pd_router.shell.legs import network_failure, relayed_headers, request_head
+from pd_router.shell.legs import LegFailed, network_failure, refused, relayed_headers, request_head
 from pd_router.shell.request_reader import Request
 from pd_router.shell.responder import Responder
 from pd_wire.names import ROLE_DECODE, ROLE_PREFILL
@@ -43,9 +43,18 @@ async def pass_through(context: Context, path: str, request: Request, responder:
             head = head.replace(b"POST ", b"GET ", 1)
         exchange = await context.pool.request(member.address, head, body, TIMEOUT_SECONDS)
         status = await exchange.head()
-        clean, _ = strip_json(await exchange.body())
+        raw = await exchange.body()
+        if status != 200:
+            raise refused("decode", status, exchange, raw)
+        clean, _ = strip_json(raw)
     except LegError as error:
         responder.send_error(network_failure("decode", error, TIMEOUT_SECONDS).answer)
+        return
+    except LegFailed as failure:
+        if failure.verbatim is None:
+            responder.send_error(failure.answer)
+        else:
+            responder.send(*failure.verbatim)
         return
     except ApiError as error:
         responder.send_error(error)

@@ -97,6 +97,11 @@ class TurnRecord:
         self._metrics.leg_failures.labels(failure.leg, failure.reason).inc()
         if attached:
             self.fields["reason"] = f"{failure.leg}_{failure.reason}"
+        if failure.status is not None:
+            self.fields["engine_status"] = failure.status
+        if attached and not failure.retryable:
+            # D's blocks were spent on a turn that gave no answer and left no new handle.
+            self.fields["handle_lost"] = failure.leg
 
     def retried(self, failure: LegFailed) -> None:
         """The turn starts again."""

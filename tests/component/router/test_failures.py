@@ -81,13 +81,23 @@ async def test_prefill_refuses(deploy: Any, attached: bool, stream: bool, status
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_decode_refuses(deploy: Any, stream: bool) -> None:
+@pytest.mark.parametrize("attached", [False, True])
+async def test_decode_refuses(deploy: Any, attached: bool, stream: bool) -> None:
     deployment = await deploy()
     talk = Talk(deployment, stream=stream)
+    if attached:
+        await talk.say()
+    decodes = len(deployment.records(deployment.decodes))
     deployment.decode.next(Behaviour(fault=Fault(Kind.STATUS, Point.BEFORE_ADMISSION, 400, TOO_LONG.encode())))
     turn = await talk.say("Go on.", check=False)
     assert (turn.status, turn.json) == (400, json.loads(TOO_LONG))
-    assert len(turn.decodes) == 1
+    assert len(deployment.records(deployment.decodes)) == decodes + 1
+    told = (await deployment.explain())[-1]
+    assert (told["attached"], told["engine_status"]) == (attached, 400)
+    if attached:
+        assert (told["reason"], told["handle_lost"]) == ("decode_refused", "decode")
+    else:
+        assert "handle_lost" not in told
     # What prefill holds for a decode that never came ends with its lease.
     deployment.fabric.clock.advance(31)
 
@@ -234,18 +244,40 @@ async def test_an_engine_that_is_full_says_when_to_come_back(deploy: Any, status
     turn = await Talk(deployment).say(check=False)
     assert turn.status == status
     assert turn.headers["Retry-After"] == "7"
-    assert turn.json == json.loads(TOO_LONG)
+    if status == 429:
+        assert turn.json == json.loads(TOO_LONG)
+    else:
+        # Of its own faults an engine's words are not passed on.
+        assert (turn.json["error"]["code"], "says P" in turn.raw.decode()) == ("no_engine", False)
     assert len(turn.prefills) == 2
 
 
-async def test_client_errors_of_the_engines_own_checks(deploy: Any) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"min_tokens": 9, "max_tokens": 3},
+        {"stream_options": {"include_usage": True}},
+        {"stop": [1]},
+        {"max_tokens": -1},
+        {"bad_words": [1]},
+        {"logprobs": True, "top_logprobs": 1_000_000},
+        {"n": 0},
+    ],
+    ids=json.dumps,
+)
+async def test_output_options_that_no_engine_takes_cost_no_leg_and_no_handle(deploy: Any, fields: Any) -> None:
     deployment = await deploy()
     talk = Talk(deployment)
-    for fields in ({"min_tokens": 9, "max_tokens": 3}, {"stream_options": {"include_usage": True}}):
-        turn = await talk.say(check=False, **fields)
-        assert turn.status == 400
-        assert turn.json["error"]["code"] == 400
-    deployment.fabric.clock.advance(31)
+    await talk.say()
+    legs = len(deployment.records())
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], **fields}
+    turn = await send(deployment, body)
+    assert (turn.status, turn.json["error"]["code"]) == (400, "invalid_value")
+    assert len(deployment.records()) == legs
+    turn = await talk.say("Go on.", check=False, **fields)
+    assert turn.status == 400
+    assert len(deployment.records()) == legs
+    assert len((await talk.say("Go on.")).attached) == 1
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,37 @@ async def test_error_bodies_of_a_careless_engine(deploy: Any, role: str, status:
     deployment.fabric.clock.advance(31)
 
 
+CARELESS: dict[str, Any] = {
+    "a text that quotes it": {"error": {"message": "bad input {'kv_transfer_params': %s}", "code": 400}},
+    "a transfer error": {"error": {"message": "NIXL handshake with 10.1.2.3:5600 (engine %s) failed", "code": 500}},
+    "an id alone": {"error": {"message": "engine %s is gone", "code": 400}},
+    "detail": {"detail": "bad kv_transfer_params %s"},
+    "details": {"detail": [{"loc": ["body"], "msg": "no", "input": {"kv_transfer_params": {"remote_host": "%s"}}}]},
+    "the old shape": {"object": "error", "message": "remote_engine_id %s"},
+    "a list": [{"kv_transfer_params": {"remote_engine_id": "%s"}}],
+    "a string": "kv_transfer_params %s",
+}
+
+
+@pytest.mark.parametrize("status", [400, 422, 429, 500, 503])
+@pytest.mark.parametrize("shape", CARELESS)
+async def test_errors_that_tell_of_the_handle_in_any_shape(deploy: Any, shape: str, status: int) -> None:
+    deployment = await deploy(breaks=True)
+    talk = Talk(deployment)
+    await talk.say()
+    # What P was sent, D's own name among it.
+    body = json.dumps(CARELESS[shape]).replace("%s", deployment.decode.connector.engine_id).encode()
+    deployment.prefill.default = Behaviour(fault=Fault(Kind.STATUS, Point.BEFORE_ADMISSION, status, body))
+    turn = await talk.say("Go on.", check=False)
+    assert turn.status == (502 if status == 500 else status)
+    assert turn.json["error"].keys() == {"message", "type", "param", "code"}
+    assert turn.json["error"]["message"]
+    assert b"10.1.2.3" not in turn.raw
+    # An attempt without the handle could only know P's own.
+    if status in (400, 422):
+        assert deployment.decode.connector.engine_id.encode() not in turn.raw
+
+
 async def test_error_events_of_a_careless_engine(deploy: Any) -> None:
     deployment = await deploy()
     for point in (Point.AFTER_FIRST_CONTENT, Point.BEFORE_FINISH):

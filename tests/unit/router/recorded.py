@@ -92,9 +92,9 @@ def stream(place: str, style: str = "last", eol: str = "\n", space: str = " ", c
     pairs.append(("[DONE]", "[DONE]"))
     raw, clean = "", ""
     for number, (before, after) in enumerate(pairs):
-        lead = f": keep-alive kv_transfer_params{eol}" if comments and number % 3 == 1 else ""
-        lead += f"event: message{eol}id: {number}{eol}" if comments and number % 3 == 2 else ""
-        raw += f"{lead}data:{space}{before}{eol}{eol}"
+        lead = f"event: message{eol}id: {number}{eol}" if comments and number % 3 == 2 else ""
+        named = f": keep-alive kv_transfer_params{eol}" if comments and number % 3 == 1 else ""
+        raw += f"{named}{lead}data:{space}{before}{eol}{eol}"
         clean += f"{lead}data:{space}{after}{eol}{eol}"
     return Recorded(f"{place}-{style}-{eol!r}-{space!r}", raw.encode(), clean.encode(), place not in ("absent", "null"))
 

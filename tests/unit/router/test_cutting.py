@@ -1,0 +1,100 @@
+"""Odd places of a handle in an answer: escaped keys, lines that are no data, events that are no JSON, errors."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pd_router.core.cutting import cut_event, strip_json, suspicious
+
+HANDLE = b'{"remote_host":"MARKER"}'
+KEYS = [
+    b'"kv\\u005ftransfer_params"',
+    b'"kv\\u005Ftransfer\\u005fparams"',
+    b'"\\u006Bv_transfer_params"',
+    b'"' + b"".join(b"\\u%04x" % code for code in b"kv_transfer_params") + b'"',
+]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_escapes_do_not_hide_the_key(key: bytes) -> None:
+    body = b'{"id":"x","a":"\\u00e9",' + key + b" : " + HANDLE + b',"z":1}'
+    assert suspicious(body)
+    assert strip_json(body) == (b'{"id":"x","a":"\\u00e9","z":1}', {"remote_host": "MARKER"})
+    cut = cut_event(b"data: " + body + b"\n\n")
+    assert cut is not None
+    assert cut.rest == b'data: {"id":"x","a":"\\u00e9","z":1}\n\n'
+    assert cut.handle == {"remote_host": "MARKER"}
+
+
+@pytest.mark.parametrize("key", [*KEYS, b'"kv_transfer_params"'])
+def test_both_spellings_in_one_object_go(key: bytes) -> None:
+    body = b'{"kv\\u005ftransfer_params":' + HANDLE + b"," + key + b":" + HANDLE + b"}"
+    assert strip_json(body)[0] == b"{}"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"text":"\\"kv\\u005ftransfer_params\\":1 \\\\u005f"}',
+        b'{"text":"\\u006b\\u0076"}',
+        b'{"kv\\u005ftransfer":1}',
+    ],
+)
+def test_content_with_escapes_stays(body: bytes) -> None:
+    assert strip_json(body) == (body, None)
+
+
+@pytest.mark.parametrize(
+    "plain", [b'data: {"choices":[{"delta":{"content":"\\u00e9 \\u001b \\"error\\""}}]}\n\n', b": ping\n\n"]
+)
+def test_plain_events_are_not_suspicious(plain: bytes) -> None:
+    assert not suspicious(plain)
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_lines_without_data_that_name_the_handle_go(end: bytes) -> None:
+    lines = [
+        b": kv_transfer_params MARKER",
+        b"event: kv_transfer_params",
+        b": ok",
+        b"id: kv_transfer_params",
+        b"data: {}",
+    ]
+    cut = cut_event(end.join(lines) + end + end)
+    assert cut is not None
+    assert cut.rest == b": ok" + end + b"data: {}" + end + end
+
+
+def test_a_comment_alone_goes_altogether() -> None:
+    cut = cut_event(b": kv_transfer_params " + HANDLE + b"\n\n")
+    assert cut is not None
+    assert cut.rest == b""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b'kv_transfer_params={"remote_host":"MARKER"}', b'{"kv_transfer_params":' + HANDLE + b"} kv_transfer_params"],
+)
+def test_an_event_that_names_the_handle_and_is_no_json_is_withheld(data: bytes) -> None:
+    assert cut_event(b"data: " + data + b"\n\n") is None
+
+
+def test_an_error_event_tells_nothing_of_a_handle() -> None:
+    for message in ("NIXL handshake with 10.1.2.3:5600 failed", "kv_transfer_params MARKER"):
+        for code in (400, 500):
+            event = b"data: " + json.dumps({"error": {"message": message, "code": code}}).encode() + b"\n\n"
+            assert suspicious(event)
+            cut = cut_event(event)
+            assert cut is not None
+            assert message.encode() not in cut.rest
+            shown = json.loads(cut.rest.removeprefix(b"data: "))["error"]
+            assert shown["code"] == code
+
+
+def test_a_finish_reason_error_is_no_error_event() -> None:
+    event = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"error"}]}\n\n'
+    cut = cut_event(event)
+    assert cut is not None
+    assert cut.rest == event
