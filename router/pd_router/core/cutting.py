@@ -29,7 +29,8 @@ _COLON: Final = 0x3A
 _decode_value: Final = json.JSONDecoder().raw_decode
 ERROR: Final = b'"error"'
 """In every error event, as a key or as the value of `object`. In content the quotes are escaped."""
-_ESCAPE: Final = b"\\u00"
+ESCAPE: Final = b"\\u00"
+"""Without it no letter of ASCII is written as an escape."""
 _ESCAPED_LETTER: Final = re.compile(rb"\\u00(?:[46][1-9a-f]|[57][0-9a]|5f)", re.IGNORECASE)
 """A letter or an underscore as an escape. No writer of JSON does that, unless to hide a name."""
 _ODD_KEY: Final = re.compile(b'"' + b"".join(rb"(?:%c|\\u00(?i:%02x))" % (code, code) for code in NAME) + b'"')
@@ -60,7 +61,7 @@ def suspicious(data: bytes) -> bool:
 
 def _may_hide(data: bytes) -> bool:
     """Whether a key may be written with escapes."""
-    return _ESCAPE in data and _ESCAPED_LETTER.search(data) is not None
+    return ESCAPE in data and _ESCAPED_LETTER.search(data) is not None
 
 
 def strip_json(body: bytes) -> tuple[bytes, Handle | None]:
