@@ -47,6 +47,7 @@ class Server:
     def __init__(self) -> None:
         self.clock = Clock()
         self.begun: list[Request] = []
+        self.tasks: list[asyncio.Task[None]] = []
         self.answer: Callable[[Request, Responder], None] = lambda _request, responder: responder.send(200, [], b"ok")
         self.open = asyncio.Event()
         self.open.set()
@@ -55,7 +56,9 @@ class Server:
 
     def _handle(self, request: Request, responder: Responder) -> asyncio.Task[None]:
         self.begun.append(request)
-        return asyncio.create_task(self._answer(request, responder))
+        task = asyncio.create_task(self._answer(request, responder))
+        self.tasks.append(task)
+        return task
 
     async def _answer(self, request: Request, responder: Responder) -> None:
         await self.open.wait()
@@ -74,16 +77,20 @@ async def server() -> AsyncIterator[Server]:
     async with listening(made.state, made.clock) as port:
         made.port = port
         yield made
+    for task in made.tasks:
+        task.cancel()
 
 
 @asynccontextmanager
 async def listening(state: ServerState, now: Callable[[], float]) -> AsyncIterator[int]:
     loop = asyncio.get_running_loop()
     listener = await loop.create_server(lambda: ClientConnection(state, now), "127.0.0.1", 0)
-    yield listener.sockets[0].getsockname()[1]
-    listener.close()
-    for connection in list(state.connections):
-        connection.cut()
+    try:
+        yield listener.sockets[0].getsockname()[1]
+    finally:
+        listener.close()
+        for connection in list(state.connections):
+            connection.cut()
 
 
 class Flood:
@@ -298,4 +305,4 @@ async def test_a_request_is_answered_when_the_router_fails_on_it(caplog: pytest.
             for _ in range(2):
                 answer = await raw.answer()
                 assert (answer.status, answer.json["error"]["code"]) == (500, "internal_error")
-        assert [record.exc_info is not None for record in caplog.records] == [True, True]
+        assert [record.exc_info is not None for record in caplog.records if record.name == "pd_router"] == [True] * 2
