@@ -22,15 +22,18 @@ _WITHHELD: Final = "The engine refused the request; its message is withheld beca
 _SAID_NOTHING: Final = "The engine refused the request and gave no reason"
 _SHORTEST_PRIVATE: Final = 4
 """Shorter texts of a handle are words such as a mode, not ids."""
-_TELLS: Final = re.compile(
-    r"(?:kv|ec)[_\s-]?transfer|transfer[_\s-]?params|do_remote|remote_|block_ids|engine_id|tp_size"
-    r"|nixl|handshake|side.channel|\bpd_[a-z]"
-    r"|(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?!\.?\d)"  # IPv4
-    r"|(?:[0-9a-f]{1,4}:){3,}|::[0-9a-f]{1,4}|[0-9a-f]{1,4}::"  # IPv6
-    r"|[a-z0-9.-]+:\d{4,5}\b|tcp://|\.svc\b"  # host and port
-    r"|[0-9a-f]{8}-[0-9a-f]{4}-|[0-9a-f]{16,}|\b(?:chat)?cmpl-",  # ids of engines and of requests
+_FIELDS: Final = re.compile(
+    r"(?:kv|ec)[_\s-]?transfer|transfer[_\s-]?params|do_remote|remote_|block_ids|engine_id|tp_size|\bpd_[a-z]",
     re.IGNORECASE,
 )
+_PLACES: Final = re.compile(
+    r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?!\.?\d)(?::\d+)?"  # IPv4
+    r"|(?:[0-9a-f]{1,4}:){3,}[0-9a-f:]*|[0-9a-f:]*::[0-9a-f:]*[0-9a-f]|[0-9a-f]{1,4}::"  # IPv6
+    r"|[a-z0-9.-]+:\d{4,5}\b|tcp://\S*|[a-z0-9.-]+\.svc\b\S*"  # host and port
+    r"|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]*|[0-9a-f]{16,}|\b(?:chat)?cmpl-\S*",  # ids of engines and of requests
+    re.IGNORECASE,
+)
+_TRANSFER: Final = re.compile(r"nixl|handshake|side.channel", re.IGNORECASE)
 _QUOTED_BODY: Final = re.compile(r"input_value=\{.*?, input_type=", re.DOTALL)
 """How a validation error quotes the body, shortened in the middle: of a handle only the end may be left."""
 _QUOTED_TEXT: Final = re.compile(r"""(['"]).{20,}?\1""", re.DOTALL)
@@ -38,7 +41,9 @@ _QUOTED_TEXT: Final = re.compile(r"""(['"]).{20,}?\1""", re.DOTALL)
 
 def harmless(text: str, private: Iterable[str] = ()) -> bool:
     """Whether a text names no field of a handle, no address, no id of an engine or request, and nothing `private`."""
-    return _TELLS.search(text) is None and not any(word in text for word in private)
+    if any(tells.search(text) for tells in (_FIELDS, _PLACES, _TRANSFER)):
+        return False
+    return not any(word in text for word in private)
 
 
 def private_texts(leg_body: bytes) -> frozenset[str]:
@@ -81,9 +86,11 @@ def loggable(raw: bytes, private: Iterable[str] = ()) -> str:
     text = _message_of(_parse(raw))
     if text is None:
         return "no message"
-    if not harmless(text, private):
+    if _FIELDS.search(text):
         return "a message that quotes internal fields"
-    return " ".join(_QUOTED_TEXT.sub(r"\1...\1", text).split())[:MAX_LOGGED]
+    for word in sorted(private, key=len, reverse=True):
+        text = text.replace(word, "...")
+    return " ".join(_PLACES.sub("...", _QUOTED_TEXT.sub(r"\1...\1", text)).split())[:MAX_LOGGED]
 
 
 def _parse(raw: bytes) -> Any:

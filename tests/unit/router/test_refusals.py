@@ -144,3 +144,8 @@ def test_prompts_that_an_engine_quotes_are_not_logged() -> None:
     assert "diary" not in logged
     assert "\n" not in logged
     assert len(logged) <= MAX_LOGGED
+
+
+def test_a_transfer_error_is_logged_without_its_places() -> None:
+    raw = json.dumps(openai("NIXL handshake with 10.1.2.3:5600 (engine abcd) failed after 3 tries", code=500)).encode()
+    assert loggable(raw, {"abcd"}) == "NIXL handshake with ... (engine ...) failed after 3 tries"
