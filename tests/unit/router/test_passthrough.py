@@ -1,0 +1,99 @@
+"""The endpoints with one engine: what goes to it, and what of its errors comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pd_router.core.errors import ApiError
+from pd_router.shell.context import Context
+from pd_router.shell.exchange import Address
+from pd_router.shell.passthrough import pass_through
+from pd_router.shell.request_reader import Request
+from pd_router.shell.responder import Responder
+
+
+class _Engine:
+    """A context whose only engine gives one answer, and a responder that remembers what was sent."""
+
+    def __init__(self, status: int, raw: bytes) -> None:
+        self.status, self.raw = status, raw
+        self.headers = [(b"content-type", b"text/html"), (b"retry-after", b"7"), (b"x-engine-id", b"SECRET")]
+        self.fleet = self.pool = self
+        self.address = Address("engine", 1)
+        self.key, self.takes_work = "e", True
+        self.asked: tuple[bytes, bytes] = (b"", b"")
+        self.answer: tuple[int, dict[bytes, bytes], bytes] = (0, {}, b"")
+
+    def now(self) -> float:
+        return 0.0
+
+    def snapshot(self, _role: str, _now: float) -> list[_Engine]:
+        return [self]
+
+    def member(self, _key: str) -> _Engine:
+        return self
+
+    def request_id(self, _headers: object) -> str:
+        return "id"
+
+    async def request(self, _address: Address, head: bytes, body: bytes, _within: float) -> _Engine:
+        self.asked = (head, body)
+        return self
+
+    async def head(self) -> int:
+        return self.status
+
+    async def body(self) -> bytes:
+        return self.raw
+
+    def header(self, name: bytes) -> bytes:
+        return dict(self.headers).get(name, b"")
+
+    def send(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        self.answer = (status, dict(headers), body)
+
+    def send_error(self, error: ApiError, _headers: object = None) -> None:
+        self.answer = (error.status, {}, error.body())
+
+
+def ask(engine: _Engine, body: bytes = b"{}") -> tuple[int, dict[bytes, bytes], Any]:
+    request = SimpleNamespace(method="POST", path="/tokenize?kv_transfer_params=evil", headers={}, body=body)
+    asyncio.run(pass_through(cast(Context, engine), "/tokenize", cast(Request, request), cast(Responder, engine)))
+    status, headers, raw = engine.answer
+    return status, headers, json.loads(raw)
+
+
+@pytest.mark.parametrize(("status", "seen"), [(400, 400), (422, 422), (429, 429), (500, 502), (503, 503)])
+@pytest.mark.parametrize(
+    "raw", [b"<html>SECRET</html>", b'{"detail":"kv_transfer_params SECRET"}', b'{"x":{"kv_transfer_params":"SECRET"}}']
+)
+def test_an_engines_error_comes_back_in_openais_shape_and_tells_nothing(status: int, seen: int, raw: bytes) -> None:
+    got, headers, answer = ask(_Engine(status, raw))
+    assert got == seen
+    assert answer["error"].keys() == {"message", "type", "param", "code"}
+    assert "SECRET" not in str(answer) + str(headers)
+    if 400 <= status < 500:
+        assert headers == {b"content-type": b"application/json", b"retry-after": b"7"}
+
+
+def test_a_clients_params_and_query_do_not_go_out_and_integers_keep_their_size() -> None:
+    engine = _Engine(200, b'{"tokens":[1]}')
+    big = 2**70
+    body = {"prompt": "x", "messages": [{"n": big, "kv_transfer_params": {"remote_host": "evil"}}]}
+    assert ask(engine, json.dumps(body).encode())[2] == {"tokens": [1]}
+    head, sent = engine.asked
+    assert head.startswith(b"POST /tokenize HTTP/1.1\r\n")
+    assert b"evil" not in head + sent
+    assert json.loads(sent) == {"prompt": "x", "messages": [{"n": big}]}
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[" * 2000 + b"]" * 2000, b'{"a":"\\ud800"}'])
+def test_what_is_no_json_is_refused_here(body: bytes) -> None:
+    engine = _Engine(200, b"{}")
+    assert ask(engine, body)[0] == 400
+    assert engine.asked == (b"", b"")
