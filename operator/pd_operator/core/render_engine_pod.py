@@ -48,6 +48,8 @@ PLUGIN_PATH: Final = "/plugin"
 """Where the connector's image has the plugin's packages."""
 
 PROBE_SECONDS: Final = 10
+STARTUP_PROBE_SECONDS: Final = 5
+"""Short, because a small engine is up within seconds; what it asks for costs a starting engine nothing."""
 NOT_BOUND: Final = "nobind"
 """vLLM's word for threads that the kernel places: pods share cores, and its own choice would be the same for each."""
 
@@ -167,9 +169,9 @@ def _engine(deployment: PDDeployment, role: Role) -> dict[str, Any]:
         ],
         "startupProbe": {
             **health,
-            "periodSeconds": PROBE_SECONDS,
+            "periodSeconds": STARTUP_PROBE_SECONDS,
             "timeoutSeconds": PROBE_SECONDS,
-            "failureThreshold": -(-startup // PROBE_SECONDS),
+            "failureThreshold": -(-startup // STARTUP_PROBE_SECONDS),
         },
         # A saturated engine answers late; both limits are wide, because a restart costs the load of a model.
         "readinessProbe": {
