@@ -66,13 +66,13 @@ class FakeWorld:
         return [name for name in made if Path("/dev/shm", name.lstrip("/")).exists()]
 
     def scratch_left(self) -> list[str]:
-        """Sockets that a fake made, or the folder that they were in, and nobody removed."""
+        """Sockets and temporary files that a fake made, or the folder that they were in, and nobody removed."""
         made = [Path(path.read_text()) for path in (self.folder / "sockets").iterdir()]
         assert made
         return [str(path) for path in made if path.exists() or path.parent.exists()]
 
     def wait_until_no_scratch(self, seconds: float) -> None:
-        """Until no socket is left; fails with the paths of what is."""
+        """Until none of those is left; fails with the paths of what is."""
         deadline = time.monotonic() + seconds
         while left := self.scratch_left():
             assert time.monotonic() < deadline, f"left: {left}"

@@ -59,10 +59,12 @@ def worker(name: str) -> None:
 
 
 def leave_socket() -> None:
-    """As vLLM does: a socket named by a UUID, which it never removes."""
+    """As vLLM does: a socket named by a UUID, and a file where its processes meet; it removes neither."""
     path = f"{os.environ.get('VLLM_RPC_BASE_PATH', tempfile.gettempdir())}/{uuid.uuid4()}"
     socket.socket(socket.AF_UNIX).bind(path)
     (FOLDER / "sockets").mkdir(exist_ok=True)
+    meeting = tempfile.mkstemp(prefix="vllm_dist_")[1]
+    (FOLDER / "sockets" / f"{os.getpid()}-meeting").write_text(meeting)
     (FOLDER / "sockets" / str(os.getpid())).write_text(path)
 
 

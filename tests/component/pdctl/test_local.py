@@ -121,7 +121,7 @@ async def test_unexpected_death_is_reported_and_a_kill_on_purpose_is_not(world):
         world.wait_for_workers(3)
         old = local.pid("prefill")
         killed = await local.kill("prefill")
-        assert len(world.scratch_left()) == 1
+        assert len(world.scratch_left()) == 2
         assert killed.exit == Exit(signal=signal.SIGKILL)
         assert local.pid("prefill") is None
         assert not any(name.startswith("prefill") for name in world.alive().values())
@@ -196,7 +196,7 @@ async def test_sockets_have_room_however_long_the_temporary_folder_is(world, mon
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
     async with make(world):
-        assert len(world.scratch_left()) == 2
+        assert len(world.scratch_left()) == 4
     assert world.scratch_left() == []
 
 

@@ -101,7 +101,7 @@ def test_sigkill_of_pdctl_leaves_no_orphan(up, world):
     assert len(world.alive()) == 6
     assert up.process is not None
     up.process.kill()
-    assert len(world.scratch_left()) == 2
+    assert len(world.scratch_left()) == 4
     world.wait_until_empty(10)
     world.wait_until_no_segments(5)
     world.wait_until_no_scratch(5)

@@ -33,8 +33,9 @@ from pdctl.shell.processes import ManagedProcess
 POLL_SECONDS: Final = 0.5
 PROBE_SECONDS: Final = 5.0
 ROUTER_START_SECONDS: Final = 60.0
-ENGINE_SCRATCH: Final = ("VLLM_RPC_BASE_PATH",)
-"""Where vLLM puts the sockets between its processes, about six per run. It never removes one (0.32)."""
+ENGINE_SCRATCH: Final = ("VLLM_RPC_BASE_PATH", "TMPDIR")
+"""Where vLLM 0.32 puts the sockets between its processes, seven per engine, which it never removes; and where it meets
+its workers (`vllm_dist_…`), which stays when it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +236,7 @@ class LocalDeployment:
     async def _spawn(self, key: tuple[Part, int]) -> None:
         command = self._commands[key]
         engine = key[0] is not Part.ROUTER
+        own = {**command.env, **self._options.env}
         env = self._engine_env(command.env) if engine else self._router_env(command.env)
         listener = self._listener
         process = ManagedProcess(
@@ -243,7 +245,7 @@ class LocalDeployment:
             env,
             self.log(*key),
             lambda text: listener.line(command.name, text),
-            ENGINE_SCRATCH if engine else (),
+            [name for name in ENGINE_SCRATCH if name not in own] if engine else (),
         )
         if key not in self._processes:
             # The folder may hold the log of an earlier run; restarts within a run go below each other.
@@ -258,7 +260,9 @@ class LocalDeployment:
         return {**os.environ, **own, **self._options.env}
 
     def _engine_env(self, own: dict[str, str]) -> dict[str, str]:
-        env = {**os.environ, **own, **self._options.env}
+        # Compiled kernels are kept over runs, although TMPDIR, where torch puts them else, is new in each.
+        kernels = os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
+        env = {"TORCHINDUCTOR_CACHE_DIR": kernels, **os.environ, **own, **self._options.env}
         if self._options.engine_python != sys.executable:
             add_connector_path(env)
         return env

@@ -54,7 +54,7 @@ class ManagedProcess:
         """Nothing is started yet.
 
         ``scratch_variables`` name a folder of the process's own in its environment. It is made on start and removed
-        when the process has ended, however it ended. A variable that ``env`` holds already stays as it is.
+        when the process has ended, however it ended.
         """
         self.name = name
         self.log = log
@@ -65,7 +65,7 @@ class ManagedProcess:
         self._mark = f"{MARK_NAME}={uuid.uuid4()}"
         self._env = {**env, MARK_NAME: self._mark.partition("=")[2]}
         self._on_line = on_line
-        self._scratch_variables = tuple(variable for variable in scratch_variables if variable not in env)
+        self._scratch_variables = tuple(scratch_variables)
         self._scratch = ""
         self._guard: asyncio.subprocess.Process | None = None
         self._orders: asyncio.StreamWriter | None = None
