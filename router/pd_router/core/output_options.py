@@ -32,6 +32,8 @@ def check_output(api: Api, body: Mapping[str, Any]) -> None:
         raise bad_field("stream_options", "left out unless stream is true")
     if api is Api.CHAT and body.get("top_logprobs") and not body.get("logprobs"):
         raise bad_field("top_logprobs", "left out unless logprobs is true")
+    if api is Api.COMPLETIONS and body.get("max_tokens") == 0 and not body.get("echo"):
+        raise bad_field("max_tokens", "an integer of at least 1, or 0 with echo")
     limit = _limit(api, body)
     minimum = body.get("min_tokens")
     if limit is not None and minimum is not None and minimum > limit:
@@ -121,7 +123,6 @@ _RULES: Final[Mapping[Api, Mapping[str, Rule]]] = MappingProxyType(
             "top_logprobs": _LOGPROBS,
             "tool_choice": (_is_choice, "none, auto, required or an object"),
         },
-        # With echo, no token at all may be asked for.
         Api.COMPLETIONS: {
             **_BOTH,
             "max_tokens": (_at_least(0), "an integer of at least 0"),

@@ -87,6 +87,11 @@ def test_options_that_do_not_go_together(fields: dict[str, Any], name: str) -> N
     assert refused(Api.CHAT, **fields).param == name
 
 
+def test_no_token_at_all_is_only_for_an_echo() -> None:
+    assert refused(Api.COMPLETIONS, max_tokens=0).param == "max_tokens"
+    assert refused(Api.COMPLETIONS, max_tokens=0, echo=False).param == "max_tokens"
+
+
 GOOD: list[dict[str, Any]] = [
     {"max_tokens": 1},
     {"max_tokens": 5.0},
