@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from pd_router.core.errors import ApiError, engine_not_ready, no_engine, upstream_failed, upstream_timeout
-from pd_router.core.refusals import loggable, private_texts, told
+from pd_router.core.refusals import harmless, loggable, private_texts, told
 from pd_router.shell.exchange import Exchange, Failure, LegError
 from pd_router.shell.fleet import Member
 from pd_router.shell.upstream import EnginePool
@@ -101,12 +101,16 @@ def request_head(path: str, member: Member, headers: Mapping[str, str], request_
 
 
 def relayed_headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
-    """An engine's response headers that a client may see: no framing, nothing that the connection header names."""
+    """An engine's response headers that a client may see: no framing, nothing that the connection header names, and no
+    header that is called like a field of a handle."""
     named = {item.strip() for item in exchange.header(b"connection").lower().split(b",")}
     return [
         item
         for item in exchange.headers
-        if item[0] not in _HOP_BY_HOP and item[0] not in _OURS and item[0] not in named
+        if item[0] not in _HOP_BY_HOP
+        and item[0] not in _OURS
+        and item[0] not in named
+        and harmless(item[0].decode("latin-1").replace("-", "_"))
     ]
 
 

@@ -172,6 +172,16 @@ async def test_errors_that_tell_of_the_handle_in_any_shape(deploy: Any, shape: s
         assert deployment.decode.connector.engine_id.encode() not in turn.raw
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_headers_of_a_careless_engine(deploy: Any, stream: bool) -> None:
+    deployment = await deploy()
+    names_of_it = ("X-Engine-Id", "X-KV-Transfer-Params", "X-Remote-Host", "X-Nixl")
+    deployment.decode.next(Behaviour(headers={**dict.fromkeys(names_of_it, "canary"), "X-Other": "kept"}))
+    turn = await Talk(deployment, stream=stream).say()
+    assert turn.headers["X-Other"] == "kept"
+    assert "canary" not in turn.headers.values()
+
+
 async def test_error_events_of_a_careless_engine(deploy: Any) -> None:
     deployment = await deploy()
     for point in (Point.AFTER_FIRST_CONTENT, Point.BEFORE_FINISH):
