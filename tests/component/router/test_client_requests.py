@@ -117,6 +117,7 @@ async def test_of_a_whole_url_only_the_path_counts(deploy: Any, authority: str) 
         assert (await raw.answer()).status == 200
     for engine in deployment.engines:
         (record,) = engine.generates
+        assert record.target == CHAT
         assert record.header("host") == engine.url.removeprefix("http://")
 
 
