@@ -28,8 +28,11 @@ def raise_limit() -> None:
 
 
 def for_clients(limit: int, max_inflight: int) -> int:
-    """Client connections that may be open under a limit of descriptors: each turn needs one to an engine as well."""
-    return max(1, limit - min(max_inflight + RESERVE, limit // 2 + RESERVE // 4))
+    """Client connections that may be open under a limit of descriptors.
+
+    Each turn needs two more: one to decode, while the one to prefill is still kept for the next.
+    """
+    return max(1, limit - min(2 * max_inflight + RESERVE, 2 * limit // 3 + RESERVE // 4))
 
 
 class ClientShare:
