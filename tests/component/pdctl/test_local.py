@@ -173,6 +173,28 @@ async def test_a_stop_that_is_cancelled_still_leaves_nothing(world):
     assert world.alive() == {}
 
 
+async def test_a_start_that_is_cancelled_halfway_leaves_nothing(world, monkeypatch):
+    halfway = asyncio.Event()
+    spawned = []
+    real = asyncio.create_subprocess_exec
+
+    async def slow(*arguments, **options):
+        spawned.append(await real(*arguments, **options))
+        if len(spawned) == 2:
+            halfway.set()
+            await asyncio.sleep(0.2)
+        return spawned[-1]
+
+    monkeypatch.setattr("pdctl.shell.processes.asyncio.create_subprocess_exec", slow)
+    starting = asyncio.create_task(make(world).start())
+    await halfway.wait()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert [process.returncode for process in spawned] == [0, 0]
+    assert world.alive() == {}
+
+
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 

@@ -90,8 +90,8 @@ def test_a_signal_during_start_stops_everything_and_fails(up, world):
     up.start().read_until("prefill begins")
     assert up.process is not None
     up.process.send_signal(signal.SIGINT)
-    code, _ = up.finish()
-    assert code == 128 + signal.SIGINT
+    code, output = up.finish()
+    assert code == 128 + signal.SIGINT, output[-3000:]
     assert world.alive() == {}
 
 

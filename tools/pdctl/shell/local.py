@@ -28,7 +28,7 @@ from pdctl.core.preflight import engine_python_problems
 from pdctl.shell.engine_python import EnginePythonError, add_connector_path, find_programs, observe_engine_python
 from pdctl.shell.lifecycle import Listener, Silent, Started, StartError, Starting, Stopped
 from pdctl.shell.machine import PortClaims, observe_machine
-from pdctl.shell.processes import ManagedProcess
+from pdctl.shell.processes import ManagedProcess, ProcessError
 
 POLL_SECONDS: Final = 0.5
 PROBE_SECONDS: Final = 5.0
@@ -251,7 +251,12 @@ class LocalDeployment:
             # The folder may hold the log of an earlier run; restarts within a run go below each other.
             process.log.unlink(missing_ok=True)
         self._processes[key] = process
-        await process.start()
+        try:
+            await process.start()
+        except ProcessError:
+            # There is nothing to stop.
+            del self._processes[key]
+            raise
         watcher = asyncio.create_task(self._watch(process), name=f"watch {command.name}")
         self._watchers.add(watcher)
         watcher.add_done_callback(self._watchers.discard)

@@ -69,11 +69,20 @@ class ManagedProcess:
         self._scratch = ""
         self._guard: asyncio.subprocess.Process | None = None
         self._orders: asyncio.StreamWriter | None = None
+        self._starting: asyncio.Task[None] | None = None
         self._ended: asyncio.Task[Exit] | None = None
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the command. Raises ProcessError when even the guard can't run."""
+        """Start the command. Raises ProcessError when even the guard can't run.
+
+        A caller who is cancelled meanwhile leaves a process that starts all the same, so that `stop` and `kill` have
+        something to end.
+        """
+        self._starting = asyncio.create_task(self._start(), name=f"start of {self.name}")
+        await asyncio.shield(self._starting)
+
+    async def _start(self) -> None:
         mine, theirs = socket.socketpair()
         with theirs:
             self._make_scratch()
@@ -107,8 +116,10 @@ class ManagedProcess:
 
     async def wait(self) -> Exit:
         """Until the process and everything below it are gone and the log is complete."""
-        if self._ended is None:
+        if self._starting is None:
             raise ProcessError(f"{self.name}: was never started")
+        await asyncio.shield(self._starting)
+        assert self._ended is not None
         return await asyncio.shield(self._ended)
 
     def signal_leader(self, number: signal.Signals) -> None:
@@ -121,6 +132,8 @@ class ManagedProcess:
 
     async def stop(self, grace: float) -> Exit:
         """SIGTERM, then SIGKILL to all after ``grace`` seconds. Returns how it ended."""
+        if self._starting is not None:
+            await asyncio.shield(self._starting)
         self.signal_leader(signal.SIGTERM)
         try:
             return await asyncio.wait_for(self.wait(), grace)
@@ -129,6 +142,8 @@ class ManagedProcess:
 
     async def kill(self) -> Exit:
         """SIGKILL to the command and everything below it, now."""
+        if self._starting is not None:
+            await asyncio.shield(self._starting)
         self.let_go()
         return await asyncio.wait_for(self.wait(), KILL_SECONDS)
 
