@@ -22,6 +22,8 @@ from pd_operator.core.fields import PATTERN_SENTENCES
 
 SHOWN: Final = 60
 """Longest piece of a user's value that an error repeats."""
+LONGEST_KEY: Final = 317
+"""Longest key that a path repeats in full: a Kubernetes key with a domain."""
 
 Location = tuple[str | int, ...]
 
@@ -58,7 +60,12 @@ def path_text(location: Location) -> str:
     """`("spec", "decode", "env", 0)` → `spec.decode.env[0]`."""
     text = ""
     for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        if isinstance(part, int):
+            text += f"[{part}]"
+            continue
+        # A key may have any length when no schema limits it.
+        name = part if len(part) <= LONGEST_KEY else f"{part[: LONGEST_KEY - 1]}…"
+        text += f".{name}" if text else name
     return text or "(the whole document)"
 
 

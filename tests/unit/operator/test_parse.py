@@ -169,6 +169,12 @@ def test_a_long_value_is_cut() -> None:
     assert max(len(line) for line in str(caught.value).splitlines()) < 200
 
 
+def test_a_long_key_is_cut() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_deployment(edited(smallest(), ("spec." + "x" * 10_000, 1)))
+    assert max(len(line) for line in str(caught.value).splitlines()) < 400
+
+
 @pytest.mark.parametrize("key", [1, True, 2.5])
 def test_a_key_that_yaml_reads_as_something_else_is_unknown(key: Any) -> None:
     raw = smallest()
