@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pd_router.core import errors
-from pd_router.core.errors import error_event
+from pd_router.core.errors import ApiError, error_event
 from pd_router.core.history import Reply
 from pd_router.core.sse import Ending, EventTooLarge, SseFilter, strip_json
 from pd_router.core.transcript import Transcript, parse_answer
@@ -38,7 +38,10 @@ def send_whole(
     keep: Keep,
 ) -> None:
     """Send an answer that is not streamed. Raises LegFailed when it is not one."""
-    clean, handle = strip_json(raw)
+    try:
+        clean, handle = strip_json(raw)
+    except ApiError as error:
+        raise LegFailed("decode", "malformed_answer", error) from error
     answer = parse_answer(clean)
     ending = _whole_ending(answer)
     record.ended(ending)

@@ -258,6 +258,9 @@ class Turn:
         except LegFailed as failure:
             self._blame(member, failure)
             raise
+        except BaseException:
+            member.breaker.abandoned()
+            raise
         finally:
             work.close()
         member.breaker.succeeded()
@@ -283,7 +286,7 @@ class Turn:
         try:
             exchange = self._exchange = await context.pool.request(decode.address, head, body, wait)
             if await exchange.head() != 200:
-                raise refused("decode", exchange.status, exchange, await exchange.body())
+                raise refused("decode", exchange.status, exchange, await exchange.body(), body)
             if prepared.stream:
                 relay = StreamRelay(context, self._record, responder, exchange, self._own_headers, self._prefilled_at)
                 self._status = await relay.run(keep)
@@ -305,6 +308,9 @@ class Turn:
             raise failure from error
         except LegFailed as failure:
             self._blame(decode, failure)
+            raise
+        except BaseException:
+            decode.breaker.abandoned()
             raise
         finally:
             if self._exchange is not None:
