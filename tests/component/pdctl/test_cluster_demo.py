@@ -17,7 +17,7 @@ def world(monkeypatch, tmp_path):
     """Runs the command with a stand-in for the cluster, whose inner process is a piece of Python."""
     done: list[str] = []
 
-    def run(inner: str = "", up_fails: str | None = None) -> tuple[int, str, list[str]]:
+    def run(inner: str = "", up_fails: str | None = None, *more: str) -> tuple[int, str, list[str]]:
         class Cluster:
             def __init__(self, name: str, **_listeners: object) -> None:
                 done.append(f"cluster {name}")
@@ -46,7 +46,7 @@ def world(monkeypatch, tmp_path):
         monkeypatch.setattr(demo_command, "run_local_demo", local)
         files = Path(__file__).parents[3]
         arguments = ["--chart", str(files / "charts/pd-operator"), "--example", str(files / "examples/cpu-tiny.yaml")]
-        result = CliRunner().invoke(app, ["cluster", "demo", *arguments, "--out", str(tmp_path / "out")])
+        result = CliRunner().invoke(app, ["cluster", "demo", *arguments, "--out", str(tmp_path / "out"), *more])
         return result.exit_code, result.output, done
 
     return run
@@ -73,3 +73,18 @@ def test_without_a_cluster_the_reason_is_told_and_the_local_demo_is_played(world
     assert code == 0
     assert "no cluster can be started here: this machine allows no namespaces" in output
     assert done[-1] == "local demo of 7 turns"
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--longest", "17000"), "spec.model.maxModelLen, 16384"),
+        (("--out", "/proc/x"), "/proc/x: cannot be written to"),
+        (("--example", "README.md"), "README.md"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_started(world, more, words):
+    code, output, done = world("", None, *more)
+    assert code == 2
+    assert words in output
+    assert done == []

@@ -13,10 +13,13 @@ import sys
 import time
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
+from pd_operator.core.model import PDDeployment
+from pd_operator.core.parse import parse_deployment
+from pd_operator.core.problems import SpecError
 from pdctl.shell.cluster.cluster import EmbeddedCluster
 from pdctl.shell.cluster.demo_ground import ClusterGround
 from pdctl.shell.cluster.places import ClusterError
@@ -33,6 +36,7 @@ from pdctl.shell.demo_command import (
 )
 from pdctl.shell.demo_report import DemoOrder, measure_and_show
 from pdctl.shell.files import FileError, read_document
+from pdctl.shell.folders import FolderError, writable_folder
 from pdctl.shell.interrupts import Interrupts
 from pdctl.shell.model_maker import ModelMakerError, cached_tiny_model
 
@@ -55,6 +59,14 @@ def demo(
 ) -> None:
     """Start a cluster, install the operator, apply an example, play with reuse ON and OFF, tear everything down."""
     order = DemoOrder(plan_or_exit(turns, longest, step, reply), conversations, out, "as processes of one machine")
+    deployment = example_or_exit(example)
+    limit = deployment.spec.model.max_model_len
+    if limit is not None and longest + reply > limit:
+        fail(f"--longest {longest}: prompt and reply must fit into {example}'s spec.model.maxModelLen, {limit}")
+    try:
+        writable_folder(out)
+    except FolderError as error:
+        fail(f"--out {error}")
     console = Console(show_lines=False)
     cluster = EmbeddedCluster(NAME, say=console.say, progress=console.progress)
     begun = time.monotonic()
@@ -76,6 +88,20 @@ def demo(
     ]
     code = asyncio.run(_outer(cluster, inner, console, keep))
     raise typer.Exit(code)
+
+
+def example_or_exit(example: Path) -> PDDeployment:
+    """The file as a PDDeployment; ends the program with 2 when it is none."""
+    try:
+        return parse_deployment(read_document(example))
+    except (FileError, SpecError) as error:
+        fail(f"{example}: {error}" if isinstance(error, SpecError) else str(error))
+
+
+def fail(text: str) -> NoReturn:
+    """End with 2: nothing was started."""
+    typer.echo(text, err=True)
+    raise typer.Exit(2)
 
 
 async def _outer(cluster: EmbeddedCluster, inner: list[str], console: Console, keep: bool) -> int:
@@ -120,14 +146,9 @@ def demo_inside(
 ) -> None:
     """The part of the demo that runs in a cluster's network, with kubectl and helm on the PATH."""
     plan = plan_or_exit(turns, longest, step, reply)
-    try:
-        document = read_document(example)
-    except FileError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
+    deployment = example_or_exit(example)
     console = Console(show_lines=False)
-    name, model = document["metadata"]["name"], document["spec"]["model"]
-    served = model.get("servedName", model["name"])
+    name, served = deployment.metadata.name, deployment.spec.model.public_name
     ground = ClusterGround(chart, example, name, served, out / "logs", console)
 
     async def play() -> int:
