@@ -75,7 +75,10 @@ def test_rights_are_used_and_suffice(
             health = operator.health()
         events = [one for one in lab.cluster.audit_events(begun) if one.user == release.account]
         assert health[0] == 200
-        assert [one for one in events if one.code in (401, 403)] == []
+        # With the scope of a cluster it also sees what other tests left in namespaces that are going, where a server
+        # answers 403 to whatever would be created.
+        own = [one for one in events if one.namespace in ("", lab.namespace)]
+        assert [one for one in own if one.code in (401, 403)] == []
         assert granted(release) == used(events) | set(NOT_IN_THE_LOG)
         assert not used(events) & set(NOT_IN_THE_LOG), "in the log after all: the excuse is outdated"
         if "--namespace" in arguments:

@@ -102,6 +102,7 @@ class Seen:
 
 
 Rule = Callable[[Seen], Fault | None]
+CLOSING_SECONDS = 0.5
 
 
 class FaultProxy:
@@ -134,6 +135,9 @@ class FaultProxy:
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
         await self._session.close()
+        # Transports close some turns of the loop later (over TLS after the other side's answer), and whoever runs this
+        # loop ends it now.
+        await asyncio.sleep(CLOSING_SECONDS)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         watch = request.query.get("watch") in ("true", "1")
