@@ -91,13 +91,7 @@ class SseFilter:
         """
         if data[-2:] != b"\n\n" or self._partial:
             return self._feed_slowly(data)
-        if not self.started or suspicious(data):
-            return self._emit(data)
-        self._events.append(data)
-        self._kept += len(data)
-        if self._kept > self._max_kept:
-            self._drop_kept()
-        return data
+        return self._emit(data)
 
     def passer(self, write: Callable[[bytes], None]) -> Callable[[bytes], bool]:
         """A short cut for reads that are whole HTTP chunks of whole events in which nothing is for us.
