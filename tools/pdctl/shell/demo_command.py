@@ -64,5 +64,5 @@ async def run_local_demo(order: DemoOrder, engine_python: str = sys.executable) 
     if code is None:
         console.settle()
         console.say("everything is stopped")
-        return 128 + int(interrupts.received or 13)
+        return interrupts.exit_code
     return code

@@ -19,6 +19,11 @@ class Interrupts:
         self._say = say
         self._task: asyncio.Task[int] | None = None
 
+    @property
+    def exit_code(self) -> int:
+        """Of a program that was ended this way, as shells count: 128 + signal; a closed output is a SIGPIPE."""
+        return 128 + int(self.received or signal.SIGPIPE)
+
     async def run(self, work: Coroutine[Any, Any, int]) -> int | None:
         """The coroutine's result, or None when it was cancelled by a signal or by `output_closed`."""
         loop = asyncio.get_running_loop()

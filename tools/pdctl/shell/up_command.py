@@ -90,7 +90,7 @@ async def _run(local: LocalDeployment, console: Console) -> int:
         return code
     console.say("everything is stopped")
     # Stopping what serves is how `up` normally ends; stopping what never served is not.
-    return 0 if ready.is_set() else 128 + int(interrupts.received or 13)
+    return 0 if ready.is_set() else interrupts.exit_code
 
 
 async def _serve(local: LocalDeployment, console: Console, ready: asyncio.Event) -> int:

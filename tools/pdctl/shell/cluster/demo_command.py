@@ -118,7 +118,7 @@ async def _outer(cluster: EmbeddedCluster, inner: list[str], console: Console, k
         else:
             cluster.down()
             console.say(f"the cluster is down after {time.monotonic() - begun:.1f} s, nothing is left")
-    return 128 + int(interrupts.received or 13) if code is None else code
+    return interrupts.exit_code if code is None else code
 
 
 async def _in_cluster(cluster: EmbeddedCluster, inner: list[str]) -> int:
@@ -174,4 +174,4 @@ async def _inner(work: Coroutine[Any, Any, int], console: Console) -> int:
     interrupts = Interrupts(lambda _text: None)
     console.on_closed(interrupts.output_closed)
     code = await interrupts.run(work)
-    return 128 + int(interrupts.received or 13) if code is None else code
+    return interrupts.exit_code if code is None else code
