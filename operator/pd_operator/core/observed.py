@@ -54,11 +54,6 @@ class Workload:
     deadline_passed: bool = False
     immutable: str = "{}"
 
-    @property
-    def rolled_out(self) -> bool:
-        """Every wanted pod runs the newest template, is ready, and no other pod is left."""
-        return self.current and self.replicas == self.updated == self.ready == self.wanted
-
 
 @dataclass(frozen=True, slots=True)
 class Child:
