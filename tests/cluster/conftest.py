@@ -11,9 +11,11 @@ from collections.abc import Iterator
 import pytest
 
 from pdctl.core.cluster.nodes import NODE_TYPES
+from pdctl.shell.cluster.api import Api
 from pdctl.shell.cluster.cluster import EmbeddedCluster
 from pdctl.shell.cluster.start import Wishes
-from support.clusters import cluster_for_tests, remove_abandoned
+from support.clusters import cluster_for_tests, make_namespace, remove_abandoned
+from support.definition import define, objects_in
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,3 +49,24 @@ def full_cluster() -> Iterator[EmbeddedCluster]:
 def namespace() -> str:
     """A name for a namespace of this test's own."""
     return f"test-{uuid.uuid4().hex[:10]}"
+
+
+@pytest.fixture(scope="module")
+def defined_cluster(light_cluster: EmbeddedCluster) -> EmbeddedCluster:
+    """The light cluster, with today's definition of PDDeployment."""
+    define(light_cluster)
+    return light_cluster
+
+
+@pytest.fixture
+def api(defined_cluster: EmbeddedCluster) -> Api:
+    """Its API."""
+    return defined_cluster.api
+
+
+@pytest.fixture
+def place(api: Api, namespace: str) -> Iterator[str]:
+    """Path of a fresh namespace's PDDeployments."""
+    make_namespace(api, namespace)
+    yield objects_in(namespace)
+    api.request("DELETE", f"/api/v1/namespaces/{namespace}")

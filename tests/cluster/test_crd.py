@@ -5,7 +5,6 @@ Rendered children are applied too, since only a real server knows whether it tak
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,33 +15,13 @@ from pd_operator.core.render_children import RenderContext
 from pdctl.shell.cluster.api import MERGE, Api, ApiError
 from pdctl.shell.cluster.cluster import EmbeddedCluster
 from support.bad_specs import NEIGHBOURS, BadSpec, bad_specs
-from support.clusters import make_namespace
-from support.definition import define, objects_in
+from support.definition import objects_in
 from support.pddeployments import EXAMPLES, edited, example, smallest
 from support.spec_edits import IMAGE, TABLE, Edit
 
 CONTEXT = RenderContext("", "r.example/pd-router:1", "r.example/pd-connector:1")
 NAMES = [path.stem for path in sorted(EXAMPLES.glob("*.yaml"))]
 BAD = list(bad_specs())
-
-
-@pytest.fixture(scope="module")
-def cluster(light_cluster: EmbeddedCluster) -> EmbeddedCluster:
-    define(light_cluster)
-    return light_cluster
-
-
-@pytest.fixture
-def api(cluster: EmbeddedCluster) -> Api:
-    return cluster.api
-
-
-@pytest.fixture
-def place(api: Api, namespace: str) -> Iterator[str]:
-    """Path of a fresh namespace's PDDeployments."""
-    make_namespace(api, namespace)
-    yield objects_in(namespace)
-    api.request("DELETE", f"/api/v1/namespaces/{namespace}")
 
 
 def tried(api: Api, raw: dict[str, Any]) -> Any:
@@ -132,15 +111,17 @@ def test_replicas_that_would_not_be_applied_cannot_be_set(api: Api, place: str, 
     assert api.request("PATCH", f"{place}/qwen", back, MERGE)["spec"][role]["replicas"] == 3
 
 
-def test_decode_has_the_scale_subresource(cluster: EmbeddedCluster, api: Api, place: str, namespace: str) -> None:
+def test_decode_has_the_scale_subresource(
+    defined_cluster: EmbeddedCluster, api: Api, place: str, namespace: str
+) -> None:
     api.request("POST", place, edited(smallest(), IMAGE))
-    cluster.kubectl("-n", namespace, "scale", "pdd/qwen", "--replicas=3")
+    defined_cluster.kubectl("-n", namespace, "scale", "pdd/qwen", "--replicas=3")
     assert api.get(f"{place}/qwen")["spec"]["decode"]["replicas"] == 3
     assert api.get(f"{place}/qwen")["spec"]["prefill"]["replicas"] == 1
 
 
 def test_status_is_kept_apart_and_shown_in_columns(
-    cluster: EmbeddedCluster, api: Api, place: str, namespace: str
+    defined_cluster: EmbeddedCluster, api: Api, place: str, namespace: str
 ) -> None:
     api.request("POST", place, edited(smallest(), IMAGE))
     time = "2026-01-01T00:00:00Z"
@@ -150,25 +131,25 @@ def test_status_is_kept_apart_and_shown_in_columns(
     before = api.get(f"{place}/qwen")["metadata"]["generation"]
     api.request("PATCH", f"{place}/qwen/status", {"status": {"conditions": [ready, reuse], **roles}}, MERGE)
     assert api.get(f"{place}/qwen")["metadata"]["generation"] == before
-    header, row = cluster.kubectl("-n", namespace, "get", "pdd").splitlines()
+    header, row = defined_cluster.kubectl("-n", namespace, "get", "pdd").splitlines()
     assert header.split() == ["NAME", "READY", "MODEL", "PREFILL", "DECODE", "ROUTER", "BIDIRECTIONAL", "AGE"]
     assert row.split()[:7] == ["qwen", "True", "Qwen/Qwen3-32B", "1/1", "2/3", "1/2", "Unknown"]
 
 
-def test_it_is_found_by_its_short_name_and_category_but_not_among_all(cluster: EmbeddedCluster) -> None:
-    resources = cluster.kubectl("api-resources", "--api-group=pdserving.dev", "-o", "wide")
+def test_it_is_found_by_its_short_name_and_category_but_not_among_all(defined_cluster: EmbeddedCluster) -> None:
+    resources = defined_cluster.kubectl("api-resources", "--api-group=pdserving.dev", "-o", "wide")
     assert "pdd" in resources
     assert "llm" in resources.split()
     assert "all" not in resources.split()
 
 
-def explained(cluster: EmbeddedCluster, path: str) -> str:
-    return cluster.kubectl("explain", f"pdd.{path}")
+def explained(defined_cluster: EmbeddedCluster, path: str) -> str:
+    return defined_cluster.kubectl("explain", f"pdd.{path}")
 
 
-def test_explain_has_a_text_for_every_field(cluster: EmbeddedCluster) -> None:
-    assert "moves between the roles" in explained(cluster, "spec.kvTransfer")
-    assert "LIBFABRIC on EFA, UCX elsewhere" in " ".join(explained(cluster, "spec.kvTransfer.backend").split())
-    everything = cluster.kubectl("explain", "pdd", "--recursive")
+def test_explain_has_a_text_for_every_field(defined_cluster: EmbeddedCluster) -> None:
+    assert "moves between the roles" in explained(defined_cluster, "spec.kvTransfer")
+    assert "LIBFABRIC on EFA, UCX elsewhere" in " ".join(explained(defined_cluster, "spec.kvTransfer.backend").split())
+    everything = defined_cluster.kubectl("explain", "pdd", "--recursive")
     assert "decoderBlocksTTLSeconds" in everything
-    assert "<no description>" not in explained(cluster, "spec.decode.pod.tolerations")
+    assert "<no description>" not in explained(defined_cluster, "spec.decode.pod.tolerations")

@@ -6,7 +6,6 @@ Only a real server knows its defaults, which empty values it drops, and what it 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,9 +15,7 @@ from pd_operator.core.parse import parse_deployment
 from pd_operator.core.render_children import RenderContext, render_children
 from pd_operator.core.render_resources import amount
 from pdctl.shell.cluster.api import APPLY, Api, ApiError
-from pdctl.shell.cluster.cluster import EmbeddedCluster
 from support.clusters import make_namespace
-from support.definition import define, objects_in
 from support.pddeployments import EXAMPLES, edited, example, smallest
 from support.spec_edits import IMAGE, TABLE, Edit
 
@@ -28,25 +25,6 @@ NAMES = [path.stem for path in sorted(EXAMPLES.glob("*.yaml"))]
 
 def child_key(child: dict[str, Any]) -> str:
     return f"{child['kind']} {child['metadata']['name']}"
-
-
-@pytest.fixture(scope="module")
-def cluster(light_cluster: EmbeddedCluster) -> EmbeddedCluster:
-    define(light_cluster)
-    return light_cluster
-
-
-@pytest.fixture
-def api(cluster: EmbeddedCluster) -> Api:
-    return cluster.api
-
-
-@pytest.fixture
-def place(api: Api, namespace: str) -> Iterator[str]:
-    """Path of a fresh namespace's PDDeployments."""
-    make_namespace(api, namespace)
-    yield objects_in(namespace)
-    api.request("DELETE", f"/api/v1/namespaces/{namespace}")
 
 
 @pytest.mark.parametrize("name", NAMES)
