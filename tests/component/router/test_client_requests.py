@@ -248,22 +248,3 @@ async def test_a_crowd_of_idle_clients_leaves_room_for_the_rest(deploy: Any) -> 
 
     await until(served)
     assert deployment.router.log.count("client connections are refused") == 1
-
-
-async def test_a_second_signal_ends_the_drain(deploy: Any) -> None:
-    deployment = await deploy(Spec(flags=(("--drain-timeout", "600"),)), fresh=True)
-    gate = Gate(2)
-    deployment.decode.next(Behaviour(gate=gate))
-    content = asyncio.Event()
-    running = asyncio.create_task(Talk(deployment, stream=True).say(check=False, at_content=content.set))
-    await content.wait()
-    deployment.router.terminate()
-    await deployment.router.wait_ready(False)
-    deployment.router.terminate()
-    assert await deployment.router.wait() == 0
-    turn = await running
-    assert turn.error is not None or "error" in turn.events[-1]
-    gate.open()
-    for engine in deployment.engines:
-        await engine.idle()
-    deployment.ended = True

@@ -86,13 +86,34 @@ async def test_sigterm_breaks_no_request_on_a_kept_connection(deploy: Any) -> No
     deployment.ended = True
 
 
-async def test_the_drain_timeout_ends_what_does_not(deploy: Any) -> None:
-    deployment = await deploy(Spec(flags=(("--drain-timeout", "0.3"),)), fresh=True)
+async def held_stream(deployment: Any) -> tuple[Gate, asyncio.Task[Any]]:
+    """A streamed turn whose client has content and whose engine holds the rest back until the gate opens."""
     gate = Gate(2)
     deployment.decode.next(Behaviour(gate=gate))
     content = asyncio.Event()
     running = asyncio.create_task(Talk(deployment, stream=True).say(check=False, at_content=content.set))
     await content.wait()
+    return gate, running
+
+
+async def test_a_second_signal_ends_the_drain(deploy: Any) -> None:
+    deployment = await deploy(Spec(flags=(("--drain-timeout", "600"),)), fresh=True)
+    gate, running = await held_stream(deployment)
+    deployment.router.terminate()
+    await deployment.router.wait_ready(False)
+    deployment.router.terminate()
+    assert await deployment.router.wait() == 0
+    turn = await running
+    assert turn.error is not None or "error" in turn.events[-1]
+    gate.open()
+    for engine in deployment.engines:
+        await engine.idle()
+    deployment.ended = True
+
+
+async def test_the_drain_timeout_ends_what_does_not(deploy: Any) -> None:
+    deployment = await deploy(Spec(flags=(("--drain-timeout", "0.3"),)), fresh=True)
+    gate, running = await held_stream(deployment)
     deployment.router.terminate()
     assert await deployment.router.wait(5) == 0
     turn = await running
