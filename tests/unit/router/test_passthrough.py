@@ -11,22 +11,20 @@ import pytest
 
 from pd_router.core.errors import ApiError
 from pd_router.shell.context import Context
-from pd_router.shell.exchange import Address
 from pd_router.shell.passthrough import pass_through
 from pd_router.shell.request_reader import Request
 from pd_router.shell.responder import Responder
+from support.canned_leg import CannedLeg
 
 
-class _Engine:
+class _Engine(CannedLeg):
     """A context whose only engine gives one answer, and a responder that remembers what was sent."""
 
     def __init__(self, status: int, raw: bytes) -> None:
-        self.status, self.raw = status, raw
-        self.headers = [(b"content-type", b"text/html"), (b"retry-after", b"7"), (b"x-engine-id", b"SECRET")]
+        headers = [(b"content-type", b"text/html"), (b"retry-after", b"7"), (b"x-engine-id", b"SECRET")]
+        super().__init__(status, raw, headers)
         self.fleet = self.pool = self
-        self.address = Address("engine", 1)
         self.key, self.takes_work = "e", True
-        self.asked: tuple[bytes, bytes] = (b"", b"")
         self.answer: tuple[int, dict[bytes, bytes], bytes] = (0, {}, b"")
 
     def now(self) -> float:
@@ -40,19 +38,6 @@ class _Engine:
 
     def request_id(self, _headers: object) -> str:
         return "id"
-
-    async def request(self, _address: Address, head: bytes, body: bytes, _within: float) -> _Engine:
-        self.asked = (head, body)
-        return self
-
-    async def head(self) -> int:
-        return self.status
-
-    async def body(self) -> bytes:
-        return self.raw
-
-    def header(self, name: bytes) -> bytes:
-        return dict(self.headers).get(name, b"")
 
     def send(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         self.answer = (status, dict(headers), body)

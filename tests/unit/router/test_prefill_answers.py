@@ -4,48 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
 
-from pd_router.shell.exchange import Address
 from pd_router.shell.fleet import Member
 from pd_router.shell.legs import LegFailed, Prefilled, prefill, request_head
 from pd_router.shell.upstream import EnginePool
+from support.canned_leg import CannedLeg
 
 PARAMS = {"do_remote_prefill": True, "remote_engine_id": "e"}
 CHOICE = {"finish_reason": "length"}
 
 
-@dataclass
-class _Answer:
-    """A pool whose only engine answers this."""
-
-    raw: bytes
-    status: int = 200
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-
-    @property
-    def address(self) -> Address:
-        return Address("engine", 1)
-
-    async def request(self, *_: object) -> _Answer:
-        return self
-
-    async def head(self) -> int:
-        return self.status
-
-    async def body(self) -> bytes:
-        return self.raw
-
-    def header(self, name: bytes) -> bytes:
-        return dict(self.headers).get(name, b"")
-
-
 def run(answer: Any, status: int = 200) -> Prefilled:
     raw = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-    engine = _Answer(raw, status)
+    engine = CannedLeg(status, raw)
     return asyncio.run(prefill(cast(EnginePool, engine), cast(Member, engine), b"", b"", 1.0))
 
 
@@ -134,6 +108,6 @@ def test_only_the_finish_reason_error_is_an_error(reason: Any) -> None:
     ],
 )
 def test_an_engine_is_sent_the_path_alone(target: str) -> None:
-    head = request_head(target, cast(Member, _Answer(b"")), {}, "id", 0)
+    head = request_head(target, cast(Member, CannedLeg(200, b"")), {}, "id", 0)
     assert head.startswith(b"POST /v1/completions HTTP/1.1\r\n")
     assert b"evil" not in head
