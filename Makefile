@@ -59,7 +59,8 @@ COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-u
 lock: ## pin requirements/ again from pyproject.toml (hashes, no addresses)
 	$(COMPILE) --override requirements/overrides.txt pyproject.toml --extra dev --extra engine-cpu -o requirements/engine-cpu.txt
 	for part in build operator router; do \
-	  $(COMPILE) --constraint requirements/engine-cpu.txt pyproject.toml --extra $$part -o requirements/image-$$part.txt; \
+	  more=$$(test $$part = router && echo "--extra tracing" || true); \
+	  $(COMPILE) --constraint requirements/engine-cpu.txt pyproject.toml --extra $$part $$more -o requirements/image-$$part.txt; \
 	done
 
 .PHONY: help install demo test test-fast cluster-binaries test-cluster lint perf-router crds chart lock

@@ -8,10 +8,11 @@ import base64
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pdctl.core.cluster.audit import AuditEvent
 from pdctl.shell.cluster.cluster import EmbeddedCluster
 from support.charts import CHART, DEVELOPMENT, combined
 from support.clusters import eventually, exists, make_namespace
@@ -20,6 +21,9 @@ from support.operator_process import OperatorProcess
 
 DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/pddeployments.pdserving.dev"
 SERVED = "/apis/pdserving.dev/v1alpha1/pddeployments"
+DEFINITION_UNKNOWN = "cannot find RESTMapping for APIVersion pdserving.dev/v1alpha1 Kind PDDeployment"
+"""OwnerReferencesPermissionEnforcement learns of a new definition up to half a minute late. Until then it refuses every
+child, whatever the rights are, and the operator tries again."""
 
 
 class Release:
@@ -105,6 +109,11 @@ class TenantLab(Lab):
         self.api = cluster.api
         self._processes: list[OperatorProcess] = []
         make_namespace(self.api, namespace, labels)
+
+
+def refusals(events: Iterable[AuditEvent]) -> list[AuditEvent]:
+    """Those that were refused for want of a right."""
+    return [one for one in events if one.code in (401, 403) and DEFINITION_UNKNOWN not in one.message]
 
 
 def without_definition(cluster: EmbeddedCluster) -> None:

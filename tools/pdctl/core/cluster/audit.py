@@ -25,6 +25,8 @@ class AuditEvent:
     code: int
     uri: str
     at: str
+    message: str = ""
+    """What the client was told, where it was refused."""
 
     @property
     def is_write(self) -> bool:
@@ -60,4 +62,5 @@ def _parse(raw: dict[str, Any]) -> AuditEvent:
         code=(raw.get("responseStatus") or {}).get("code", 0),
         uri=raw["requestURI"],
         at=raw["stageTimestamp"],
+        message=(raw.get("responseStatus") or {}).get("message", ""),
     )
