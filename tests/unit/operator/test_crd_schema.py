@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -74,7 +75,7 @@ def schema_of(annotation: Any, **field: Any) -> Schema:
             },
         ),
     ],
-    ids=str,
+    ids=lambda value: re.sub(r" at 0x[0-9a-f]+", "", str(value)),  # the same in each process of a parallel run
 )
 def test_field(annotation: Any, field: dict[str, Any], schema: Schema) -> None:
     assert schema_of(annotation, **field) == schema
