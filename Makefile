@@ -6,6 +6,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Tests of one file stay together, since they share what a module starts.
+FAST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile tests/unit tests/contract tests/component
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -24,12 +26,12 @@ demo: $(STAMP) ## a real Kubernetes, the operator, a real pair: reuse ON and OFF
 	$(BIN)/pdctl cluster demo
 
 test: $(STAMP) lint cluster-binaries ## every test, fast layers first, real engines last
-	$(BIN)/python -m pytest tests/unit tests/contract tests/component
+	$(FAST)
 	$(BIN)/python -m pytest tests/cluster
 	$(BIN)/python -m pytest tests/engine
 
 test-fast: $(STAMP) cluster-binaries ## unit, contract and component tests only
-	$(BIN)/python -m pytest tests/unit tests/contract tests/component
+	$(FAST)
 
 cluster-binaries: $(STAMP) ## build Kubernetes, etcd and helm from Go modules into the cache (once)
 	$(BIN)/pdctl cluster build
