@@ -27,6 +27,7 @@ _ADDRESS: Final = ("remote_engine_id", "remote_request_id", "remote_host", "remo
 # The host ends up in a socket address; the port is appended by the reader.
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%\[\]-]{1,255}")
 _SIZES: Final = ("tp_size", "dcp_size", "pp_size")
+_RANK: Final = re.compile(r"_dp([0-9]{1,4})$")
 
 
 def decoder_handle_fault(value: Any, *, require_expiry: bool = True) -> str | None:
@@ -87,6 +88,15 @@ def address_fault(value: Mapping[str, Any]) -> str | None:
 def group_count(value: Mapping[str, Any]) -> int:
     """Number of KV cache groups in a handle that passed the check."""
     return len(value["remote_block_ids"])
+
+
+def data_parallel_rank(value: Mapping[str, Any]) -> int | None:
+    """The data-parallel rank that a handle names, or ``None`` where its engine has one rank.
+
+    The one thing that tells ranks apart besides their port: vLLM appends it to the engine id of each.
+    """
+    found = _RANK.search(str(value.get("remote_engine_id")))
+    return int(found[1]) if found else None
 
 
 def _shape_fault(value: Any, flag: str, whose: str) -> str | None:

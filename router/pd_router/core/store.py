@@ -20,6 +20,7 @@ from pd_router.core.cutting import Handle
 from pd_router.core.jsontext import RawJson, decode_exactly, encode
 from pd_router.core.linking import is_id_key
 from pd_router.core.pinned import Pinned
+from pd_wire.handle import data_parallel_rank
 from pd_wire.names import PROOF_KEY
 
 ENTRY_OVERHEAD: Final = 1024
@@ -70,6 +71,8 @@ class Entry:
     remote_host: str
     remote_tokens: int
     groups: int
+    rank: int | None = None
+    """Data-parallel rank of the holder that has the blocks; None where it has one rank (HL-25)."""
     keys: tuple[bytes, ...] = ()
 
     @classmethod
@@ -97,6 +100,7 @@ class Entry:
             remote_host=handle["remote_host"],
             remote_tokens=handle["remote_num_tokens"],
             groups=len(handle["remote_block_ids"]),
+            rank=data_parallel_rank(handle),
         )
 
     @property

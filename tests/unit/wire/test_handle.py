@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pd_wire.handle import address_fault, decoder_handle_fault, group_count, prefill_handle_fault
+from pd_wire.handle import (
+    address_fault,
+    data_parallel_rank,
+    decoder_handle_fault,
+    group_count,
+    prefill_handle_fault,
+)
 
 ADDRESS: dict[str, Any] = {
     "remote_engine_id": "5f0c",
@@ -112,3 +118,11 @@ JSON = st.recursive(
 def test_whatever_comes_the_answer_is_a_sentence_or_none(value: Any) -> None:
     for fault in (decoder_handle_fault(value), prefill_handle_fault(value)):
         assert fault is None or (fault and "\n" not in fault)
+
+
+@pytest.mark.parametrize(
+    ("engine_id", "rank"),
+    [("5f0c", None), ("5f0c_dp0", 0), ("5f0c_dp11", 11), ("_dp1_x", None), ("5f0c_dp", None), ("5f0c_dp99999", None)],
+)
+def test_the_rank_is_the_end_of_the_engine_id(engine_id: str, rank: int | None) -> None:
+    assert data_parallel_rank({**DECODER, "remote_engine_id": engine_id}) == rank
