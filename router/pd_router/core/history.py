@@ -41,6 +41,8 @@ class Conversation:
     """hashlib object after the last message."""
     prefixes: tuple[bytes, ...] = ()
     """Digests of the prefixes that end in an assistant message, longest first."""
+    tail_bytes: int = 0
+    """Of the messages after the last assistant message: what a finished turn does not hold yet."""
     media: bool = False
     inexact: str | None = None
     nested: list[Any] = field(default_factory=list)
@@ -57,22 +59,28 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> Conversation:
     found = Conversation(chain)
     update = chain.update
     ends: list[bytes] = []
+    tail = 0
     for message in messages:
         role = message["role"]
         content = message.get("content")
         if type(content) is str and len(message) == 2:
             text = content.encode()
             update(b"%d:%b%d:%b" % (len(role), role.encode(), len(text), text))
+            tail += len(text)
         else:
             found.nested.append(message)
-            update(canonical(message))
+            text = canonical(message)
+            update(text)
+            tail += len(text)
             if content is not None and type(content) is not str:
                 _note_parts(found, role, content)
         if role == "assistant":
             ends.append(chain.digest())
+            tail = 0
             if _has_reasoning(message, content):
                 found.inexact = "reasoning in the history"
     found.prefixes = tuple(ends[: -MAX_PREFIXES - 1 : -1])
+    found.tail_bytes = tail
     return found
 
 

@@ -58,6 +58,8 @@ class Prepared:
     history: tuple[bytes, ...]
     """Digests of prefixes that may be a stored turn, longest first. Empty for completions: see `facts.read_prompt`."""
     prompt_tokens_estimate: int
+    new_tokens_estimate: int
+    """Of what comes after the last assistant message; the whole prompt for completions."""
     _body: Mapping[str, Any]
     _chain: Any
     _kept: frozenset[str]
@@ -180,6 +182,7 @@ def _prepare(
     talk = prompt.conversation
     inexact = facts.inexact_option(body) if talk is not None else "completions are linked by id only"
     linked = talk if fault is None else None
+    tokens = prompt.tokens or size // _BYTES_PER_TOKEN
     return Prepared(
         api,
         model,
@@ -190,7 +193,8 @@ def _prepare(
         inexact or (talk.inexact if talk is not None else None),
         scope,
         linked.prefixes if linked is not None else (),
-        prompt.tokens or size // _BYTES_PER_TOKEN,
+        tokens,
+        talk.tail_bytes // _BYTES_PER_TOKEN if talk is not None else tokens,
         body,
         linked.chain if linked is not None else None,
         rendered,

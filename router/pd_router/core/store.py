@@ -73,6 +73,8 @@ class Entry:
     groups: int
     rank: int | None = None
     """Data-parallel rank of the holder that has the blocks; None where it has one rank (HL-25)."""
+    behind: int = 0
+    """Estimated tokens of the turns since D kept the blocks, which left no handle of their own."""
     keys: tuple[bytes, ...] = ()
 
     @classmethod

@@ -365,3 +365,13 @@ def test_deep_but_honest_nesting_passes() -> None:
         deep = [deep]
     prepared = chat(chat_template_kwargs={"deep": deep})
     assert sent(prepared.decode_body(None))["chat_template_kwargs"] == {"deep": deep}
+
+
+def test_new_tokens_are_those_after_the_last_answer() -> None:
+    first = [{"role": "user", "content": "x" * 4000}]
+    talk = [*first, {"role": "assistant", "content": "y" * 400}]
+    for messages, tokens in ((first, 1000), (talk, 0), ([*talk, {"role": "user", "content": "z" * 80}], 20)):
+        raw = json.dumps({"model": "m", "messages": messages}).encode()
+        assert prepare(Api.CHAT, raw, {}, frozenset()).new_tokens_estimate == tokens
+    raw = json.dumps({"model": "m", "prompt": [5] * 300}).encode()
+    assert prepare(Api.COMPLETIONS, raw, {}, frozenset()).new_tokens_estimate == 300
