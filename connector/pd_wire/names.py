@@ -18,6 +18,9 @@ ID_HEADERS: Final = ("x-conversation-id", "x-session-id")
 TENANT_HEADER: Final = "x-pd-tenant"
 """Set by a trusted gateway in front of the router, only honoured when the router is told to trust it."""
 
+GATEWAY_SECRET_HEADER: Final = "x-pd-gateway-secret"
+"""With it a gateway proves that it is the one to name tenants; never sent on."""
+
 # --- keys that our connector adds to a handle ---------------------------------------------------
 OWN_PREFIX: Final = "pd_"
 PROOF_KEY: Final = "pd_proof"

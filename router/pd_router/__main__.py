@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Sequence
 
+from pd_router.access_flags import add_access_flags, read_access, read_tenant_limits, read_tls
 from pd_router.core.settings import (
     Limits,
     PodDiscovery,
@@ -104,6 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--probe-interval", type=float, default=timeouts.probe_interval, metavar="S", help="between two health probes")
     add("--probe-timeout", type=float, default=timeouts.probe_timeout, metavar="S", help="when a health probe is late")
     add("--log-level", choices=("debug", "info", "warning"), default="info", help="log level")
+    add_access_flags(parser)
     return parser
 
 
@@ -120,6 +122,7 @@ def _add_discovery(parser: argparse.ArgumentParser) -> None:
     add(
         "--discovery-relist", type=float, default=pods.relist, metavar="S", help="all pods are listed at least so often"
     )
+    add("--pods-scheme", choices=("http", "https"), default="http", help="what the engines in the pods speak")
     add("--discovery-stall", type=float, default=pods.stall, metavar="S", help="a watch that is silent so long is dead")
     add(
         "--discovery-retry-max",
@@ -132,12 +135,20 @@ def _add_discovery(parser: argparse.ArgumentParser) -> None:
 
 def _pod_discovery(args: argparse.Namespace) -> PodDiscovery | None:
     if args.discover_kubernetes is None:
+        if args.pods_scheme == "https":
+            raise SettingsError(["--pods-scheme: is for --discover-kubernetes NAMESPACE/NAME, which is not given"])
         if args.kubeconfig:
             raise SettingsError(["--kubeconfig: is for --discover-kubernetes NAMESPACE/NAME, which is not given"])
         return None
     namespace, name = parse_deployment(args.discover_kubernetes, "--discover-kubernetes")
     return PodDiscovery(
-        namespace, name, args.kubeconfig, args.discovery_relist, args.discovery_stall, args.discovery_retry_max
+        namespace,
+        name,
+        args.kubeconfig,
+        args.discovery_relist,
+        args.discovery_stall,
+        args.discovery_retry_max,
+        args.pods_scheme == "https",
     )
 
 
@@ -161,6 +172,9 @@ def parse_settings(arguments: Sequence[str]) -> tuple[Settings, str]:
             cap_bytes=args.handle_cap_bytes,
             cap_entries=args.handle_cap_entries,
         ),
+        access=read_access(args),
+        tls=read_tls(args),
+        tenant_limits=read_tenant_limits(args),
         tenancy=Tenancy(source=args.tenant_from, anonymous=args.anonymous == "reuse"),
         limits=Limits(max_body_bytes=args.max_body_bytes, max_inflight=args.max_inflight, max_queue=args.max_queue),
         timeouts=Timeouts(

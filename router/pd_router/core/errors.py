@@ -6,7 +6,8 @@ operators search for the messages. The families, by what the client should do ne
     ApiError
     ├── change the request   400 malformed, 400 bad_field, 404 unknown_model, 404 unknown_path, 405 bad_method,
     │                        413 too_large
-    ├── come back later      429 queue_full, 503 no_engine, 503 engine_not_ready        (these carry Retry-After)
+    ├── say who you are      401 unauthorized (with WWW-Authenticate)
+    ├── come back later      429 queue_full, 429 tenant_limit, 503 no_engine, 503 engine_not_ready (with Retry-After)
     └── the turn is lost     502 upstream_failed, 504 upstream_timeout, 500 internal
 """
 
@@ -54,6 +55,11 @@ class ApiError(Exception):
         """The JSON body, UTF-8."""
         return orjson.dumps({"error": self._fields()})
 
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers that the status asks for."""
+        found = [] if self.retry_after is None else [(b"retry-after", b"%d" % self.retry_after)]
+        return [*found, (b"www-authenticate", b'Bearer realm="pd-router"')] if self.status == 401 else found
+
     def _fields(self) -> dict[str, str | None]:
         # A lone surrogate in a client's text must not turn a 400 into a 500.
         message = self.message.encode("utf-8", "replace").decode("utf-8")
@@ -91,6 +97,17 @@ def unknown_path(path: str) -> ApiError:
 def bad_method(method: str, path: str, allowed: str) -> ApiError:
     """405: the path exists, the method does not."""
     return ApiError(405, f"{method[:20]} is not allowed at {path[:200]}; use {allowed}", INVALID_REQUEST, "bad_method")
+
+
+def unauthorized(code: str, message: str) -> ApiError:
+    """401: no principal could be proven. The message never quotes what was sent."""
+    return ApiError(401, message, INVALID_REQUEST, code)
+
+
+def tenant_limit(code: str, limit: str, retry_after: int) -> ApiError:
+    """429: one tenant is at a limit of its own; ``limit`` says which one and how much it is."""
+    text = f"This API key's limit is reached: {limit}. Try again in {retry_after} s"
+    return ApiError(429, text, RATE_LIMIT, code, retry_after=retry_after)
 
 
 def too_large(limit: int) -> ApiError:

@@ -12,11 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from pd_router.core.access import Access, Tls, access_problems, tenant_limit_problems, tls_problems
+from pd_router.core.tenant_limits import TenantLimits
+
 MAX_PORT = 65535
 MAX_PROBE_INTERVAL = 4.0
 TTL_MARGIN = 10.0
 """Seconds by which the router's TTL ends before the engines': P declines reads in the last 5 s, and a prefill waits."""
 _HOST = re.compile(r"([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{0,63}|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 _PORT = re.compile(r"[0-9]{1,5}")
 _DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -31,10 +35,11 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A host and a port to listen on or to connect to."""
+    """A host and a port to listen on or to connect to. `tls`: an engine with an https URL."""
 
     host: str
     port: int
+    tls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,8 @@ class PodDiscovery:
     server the first bookmark was seen after two minutes."""
     retry_max: float = 30.0
     """Longest wait between two tries while the API server can't be reached."""
+    tls: bool = False
+    """Whether the engines in the pods speak TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +140,9 @@ class Settings:
     generation: str = ""
     reuse: Reuse = field(default_factory=Reuse)
     tenancy: Tenancy = field(default_factory=Tenancy)
+    access: Access = field(default_factory=Access)
+    tls: Tls = field(default_factory=Tls)
+    tenant_limits: TenantLimits = field(default_factory=TenantLimits)
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
 
@@ -148,21 +158,21 @@ def parse_endpoint(value: str, flag: str) -> Endpoint:
 
 
 def parse_engine_url(value: str, flag: str) -> Endpoint:
-    """`http://HOST:PORT`. Raises SettingsError naming `flag`."""
+    """`http://HOST:PORT` or `https://HOST:PORT`. Raises SettingsError naming `flag`."""
     try:
         parts = urlsplit(value)
-        port = 80 if parts.port is None else parts.port
+        port = _DEFAULT_PORTS.get(parts.scheme, 0) if parts.port is None else parts.port
     except ValueError as error:
         raise SettingsError([f"{flag}: {value!r} is not a URL: {error}"]) from error
-    if parts.scheme != "http" or not parts.hostname:
-        raise SettingsError(
-            [f"{flag}: {value!r} must be http://HOST:PORT (TLS between router and engines is not supported)"]
-        )
+    if parts.username is not None:
+        raise SettingsError([f"{flag}: a URL with credentials must be http://HOST:PORT; use --engine-api-key-file"])
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
+        raise SettingsError([f"{flag}: {value!r} must be http://HOST:PORT or https://HOST:PORT"])
     if not port:
         raise SettingsError([f"{flag}: {value!r} must have a port from 1 to {MAX_PORT}"])
-    if parts.path not in ("", "/") or parts.query or parts.username:
+    if parts.path not in ("", "/") or parts.query:
         raise SettingsError([f"{flag}: {value!r} must be http://HOST:PORT without a path, query or credentials"])
-    return Endpoint(parts.hostname, port)
+    return Endpoint(parts.hostname, port, parts.scheme == "https")
 
 
 def parse_deployment(value: str, flag: str) -> tuple[str, str]:
@@ -204,6 +214,12 @@ def _source_problems(settings: Settings) -> list[str]:
     if set(settings.prefill) & set(settings.decode):
         problems.append("--prefill, --decode: one URL is given for both roles; an engine has one role")
     return problems
+
+
+def _has_https_engines(settings: Settings) -> bool:
+    if settings.pods is not None:
+        return settings.pods.tls
+    return any(url.startswith("https:") for url in (*settings.prefill, *settings.decode))
 
 
 def _not_positive(values: Mapping[str, float]) -> list[str]:
@@ -264,5 +280,8 @@ def check(settings: Settings) -> None:
         problems.append("--max-queue: must be 0 or more")
     if settings.tenancy.source not in ("authorization", "header"):
         problems.append(f"--tenant-from: {settings.tenancy.source!r} must be authorization or header")
+    problems.extend(access_problems(settings.access, settings.tenancy.source, settings.tenancy.anonymous))
+    problems.extend(tls_problems(settings.tls, _has_https_engines(settings)))
+    problems.extend(tenant_limit_problems(settings.tenant_limits))
     if problems:
         raise SettingsError(problems)

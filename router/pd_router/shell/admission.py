@@ -7,8 +7,11 @@ for the router itself; everything else waits for an engine.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 from pd_router.core.errors import RATE_LIMIT, ApiError, queue_full
+from pd_router.core.linking import ANONYMOUS
+from pd_router.core.tenant_limits import queue_refusal
 from pd_router.shell.metrics import Metrics
 
 RETRY_AFTER_SECONDS = 1
@@ -21,7 +24,13 @@ class Withdrawn(Exception):
 class Admission:
     """`enter` before a turn, `leave` after it, exactly once each; `withdraw` when the client is gone."""
 
-    def __init__(self, max_inflight: int, max_queue: int, timeout: float, metrics: Metrics) -> None:
+    def __init__(
+        self, max_inflight: int, max_queue: int, timeout: float, metrics: Metrics, tenant_share: float = 1.0
+    ) -> None:
+        """``tenant_share``: of the queue, for the turns of one tenant."""
+        self._tenant_places = max(1, int(max_queue * tenant_share))
+        self._tenants: dict[object, str] = {}
+        self._places_of: Counter[str] = Counter()
         self._max_inflight = max_inflight
         self._max_queue = max_queue
         self._timeout = timeout
@@ -30,18 +39,24 @@ class Admission:
         """By turn, in order of arrival."""
         self.inflight = 0
 
-    async def enter(self, turn: object) -> None:
+    async def enter(self, turn: object, tenant: str | None = None) -> None:
         """Take a place, waiting for one if need be.
 
-        Raises ApiError 429 when the queue is full or the wait too long, Withdrawn when `withdraw` was called.
+        Raises ApiError 429 when the queue, or the tenant's share of it, is full or the wait too long, Withdrawn when
+        `withdraw` was called.
         """
         if self.inflight < self._max_inflight:
             self._set(self.inflight + 1)
             return
         if len(self._waiting) >= self._max_queue:
             raise queue_full(self._max_inflight + self._max_queue, RETRY_AFTER_SECONDS)
+        name = tenant or ANONYMOUS
+        if self._places_of[name] >= self._tenant_places:
+            raise queue_refusal(self._tenant_places)
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[turn] = place
+        self._tenants[turn] = name
+        self._places_of[name] += 1
         self._metrics.queued.set(len(self._waiting))
         try:
             async with asyncio.timeout(self._timeout):
@@ -76,7 +91,11 @@ class Admission:
         self._set(self.inflight - 1)
 
     def _forget(self, turn: object) -> None:
-        self._waiting.pop(turn, None)
+        if self._waiting.pop(turn, None) is not None:
+            name = self._tenants.pop(turn)
+            self._places_of[name] -= 1
+            if not self._places_of[name]:
+                del self._places_of[name]
         self._metrics.queued.set(len(self._waiting))
 
     def _set(self, inflight: int) -> None:

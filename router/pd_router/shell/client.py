@@ -49,6 +49,8 @@ class ServerState:
     max_body_bytes: int
     max_connections: Callable[[], int] = lambda: 1 << 30
     on_full: Callable[[], None] = lambda: None
+    admit: Callable[[str, dict[str, str], str], str | None] = lambda _path, _headers, _peer: None
+    """The tenant of a request with this path and these headers, from this address. Raises ApiError."""
     connections: set[ClientConnection] = field(default_factory=set)
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
     draining: bool = False
@@ -67,7 +69,8 @@ class ClientConnection(asyncio.Protocol):
         self.state = state
         self.transport: asyncio.Transport | None = None
         self._now = now
-        self._reader = RequestReader(self, state.max_body_bytes, now)
+        self._peer = ""
+        self._reader = RequestReader(self, state.max_body_bytes, now, self._admit)
         self._waiting_since = now()
         self._stalled_since: float | None = None
         self._refused: ApiError | None = None
@@ -116,6 +119,8 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
         self._waiting_since = self._now()
+        peer = transport.get_extra_info("peername")
+        self._peer = peer[0] if isinstance(peer, tuple) else ""
         excess = len(self.state.connections) - self.state.max_connections()
         self.state.connections.add(self)
         if excess >= 0:
@@ -211,6 +216,9 @@ class ClientConnection(asyncio.Protocol):
         """Break the connection now."""
         if self.transport is not None:
             self.transport.abort()
+
+    def _admit(self, path: str, headers: dict[str, str]) -> str | None:
+        return self.state.admit(path, headers, self._peer)
 
     # -- one thing after the other ---------------------------------------------------------------
     def _begin(self, request: Request) -> None:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pd_router.core.linking import Keyring, tenant_of
+from pd_router.core.linking import Keyring
 from pd_router.core.placement import Loads
 from pd_router.core.settings import Settings
 from pd_router.core.store import MemoryStore
 from pd_router.shell.admission import Admission
 from pd_router.shell.fleet import Fleet, Member
+from pd_router.shell.guard import Guard
 from pd_router.shell.metrics import Metrics
 from pd_router.shell.upstream import EnginePool
 
@@ -37,6 +38,7 @@ class Context:
     admission: Admission
     loads: Loads
     nudge: Callable[[str], None]
+    guard: Guard
     decisions: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=DECISIONS_KEPT))
     _request_ids: itertools.count[int] = field(default_factory=itertools.count)
     _prefix: str = field(default_factory=lambda: secrets.token_hex(6))
@@ -51,11 +53,6 @@ class Context:
     def models(self) -> frozenset[str]:
         """Names that are served; empty when any may be."""
         return self.settings.models
-
-    def tenant_of(self, headers: Mapping[str, str]) -> str | None:
-        """Whose request this is; None gets no reuse."""
-        tenancy = self.settings.tenancy
-        return tenant_of(headers, tenancy.source, tenancy.anonymous)
 
     def member(self, key: str) -> Member:
         """An engine that a snapshot named."""

@@ -15,6 +15,7 @@ from pd_router.core.settings import Settings, Timeouts, parse_engine_url
 from pd_router.shell.exchange import Address
 from pd_router.shell.fleet import Fleet, Member
 from pd_router.shell.probe import EngineProbe, ProbeSettings
+from pd_router.shell.tls import EngineTls
 from pd_wire.names import ROLE_DECODE, ROLE_PREFILL
 
 log = logging.getLogger("pd_router.discovery")
@@ -46,7 +47,8 @@ class DiscoveryError(RuntimeError):
 class EngineProbes:
     """One probe task per engine."""
 
-    def __init__(self, timeouts: Timeouts, fleet: Fleet) -> None:
+    def __init__(self, timeouts: Timeouts, fleet: Fleet, tls: EngineTls) -> None:
+        self._tls = tls
         self._settings = ProbeSettings(
             timeouts.probe_interval, timeouts.probe_timeout, connect_timeout=timeouts.connect
         )
@@ -69,6 +71,7 @@ class EngineProbes:
             on_ready=lambda ready: fleet.set_ready(key, ready) if current() else None,
             on_broken=lambda: fleet.broken(key) if current() else None,
             on_peer=lambda peer: fleet.seen_from(key, peer) if current() else None,
+            tls=self._tls,
         )
         task = asyncio.create_task(probe.run(), name=f"probe {key}")
         task.add_done_callback(self._ended)
@@ -100,13 +103,13 @@ class EngineProbes:
 class StaticDiscovery:
     """The engines on the command line."""
 
-    def __init__(self, settings: Settings, fleet: Fleet) -> None:
-        self._probes = EngineProbes(settings.timeouts, fleet)
+    def __init__(self, settings: Settings, fleet: Fleet, tls: EngineTls) -> None:
+        self._probes = EngineProbes(settings.timeouts, fleet, tls)
         self._members: list[Member] = []
         for role, urls in ((ROLE_PREFILL, settings.prefill), (ROLE_DECODE, settings.decode)):
             for url in urls:
                 endpoint = parse_engine_url(url, f"--{role}")
-                address = Address(endpoint.host, endpoint.port)
+                address = Address(endpoint.host, endpoint.port, endpoint.tls)
                 member = Member(key=url, role=role, address=address, generation=settings.generation)
                 fleet.add(member)
                 self._members.append(member)

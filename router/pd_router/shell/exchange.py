@@ -46,6 +46,12 @@ class Address:
 
     host: str
     port: int
+    tls: bool = False
+
+    @property
+    def url(self) -> str:
+        """The base URL."""
+        return f"{'https' if self.tls else 'http'}://{self.authority}"
 
     @property
     def authority(self) -> str:

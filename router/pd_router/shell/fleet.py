@@ -66,7 +66,7 @@ class Fleet:
         member.incarnation = self._next_incarnation
         self._members[member.key] = member
         self._hosts = None
-        self._metrics.engine_ready.labels(member.role, member.key).set(0)
+        self._metrics.add_engine(member.role, member.key)
 
     def remove(self, key: str) -> None:
         """The engine is gone for good: its handles are purged, and what waits for its first byte fails."""
@@ -92,7 +92,7 @@ class Fleet:
         return tuple(
             Engine(
                 key=member.key,
-                url=f"http://{member.address.authority}",
+                url=member.address.url,
                 role=member.role,
                 generation=member.generation,
                 incarnation=str(member.incarnation),

@@ -24,6 +24,7 @@ from pd_router.shell.discovery_metrics import DiscoveryMetrics
 from pd_router.shell.exchange import Address
 from pd_router.shell.fleet import Fleet, Member
 from pd_router.shell.pod_api import ApiFailed, Event, PodApi, Trouble
+from pd_router.shell.tls import EngineTls
 from pd_wire.names import LABEL_DEPLOYMENT, LABEL_ROLE, ROLE_DECODE, ROLE_PREFILL
 
 log = logging.getLogger("pd_router.discovery")
@@ -48,6 +49,7 @@ class KubernetesDiscovery:
         fleet: Fleet,
         metrics: DiscoveryMetrics,
         now: Callable[[], float],
+        tls: EngineTls,
         api: PodApi | None = None,
     ) -> None:
         selector = f"{LABEL_DEPLOYMENT}={settings.name},{LABEL_ROLE} in ({ROLE_PREFILL},{ROLE_DECODE})"
@@ -56,7 +58,7 @@ class KubernetesDiscovery:
         self._fleet = fleet
         self._metrics = metrics
         self._now = now
-        self._probes = EngineProbes(timeouts, fleet)
+        self._probes = EngineProbes(timeouts, fleet, tls)
         self._pods = PodSet(settings.name)
         self._task: asyncio.Task[None] | None = None
         self._listed_at: float | None = None
@@ -183,7 +185,7 @@ class KubernetesDiscovery:
     def _take(self, event: Event) -> None:
         self._heard_at = self._now()
         self._watch_trouble = None
-        self._metrics.events[event.kind if event.kind in _KINDS else "OTHER"].inc()
+        self._metrics.events[event.kind].inc()
         if event.kind in _POD_KINDS:
             self._apply(self._pods.apply(event.kind, event.pod))
 
@@ -234,7 +236,7 @@ class KubernetesDiscovery:
         member = Member(
             key=pod.name,
             role=pod.role,
-            address=Address(pod.host, pod.port),
+            address=Address(pod.host, pod.port, self._settings.tls),
             generation=pod.generation,
             admitted=pod.ready,
             draining=pod.draining,
@@ -255,4 +257,3 @@ class KubernetesDiscovery:
 
 
 _POD_KINDS = frozenset({"ADDED", "MODIFIED", "DELETED"})
-_KINDS = _POD_KINDS | {"BOOKMARK"}

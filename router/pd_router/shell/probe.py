@@ -18,6 +18,7 @@ from typing import Any
 import httptools
 
 from pd_router.shell.exchange import Address
+from pd_router.shell.tls import EngineTls
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +91,14 @@ class EngineProbe:
         on_ready: Callable[[bool], None],
         on_broken: Callable[[], None],
         on_peer: Callable[[str], None],
+        tls: EngineTls,
     ) -> None:
         self._address = address
         self._settings = settings
         self._on_ready = on_ready
         self._on_broken = on_broken
         self._on_peer = on_peer
+        self._tls = tls
         self._conn: _ProbeConnection | None = None
         self._wake = asyncio.Event()
         self._misses = 0
@@ -157,7 +160,10 @@ class EngineProbe:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._settings.connect_timeout):
             _, conn = await loop.create_connection(
-                lambda: _ProbeConnection(self._lost), self._address.host, self._address.port
+                lambda: _ProbeConnection(self._lost),
+                self._address.host,
+                self._address.port,
+                **self._tls.arguments(self._address),
             )
         self._conn = conn
         self._on_peer(conn.peer)

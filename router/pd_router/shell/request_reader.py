@@ -16,6 +16,9 @@ import httptools
 from pd_router.core.errors import INVALID_REQUEST, ApiError, too_large
 
 MAX_HEADER_BYTES = 64 * 1024
+MAX_HEADERS = 256
+MAX_DENIED_BODY_BYTES = 64 * 1024
+"""Of a request that will not be served: enough to keep the connection of an honest client with a wrong key."""
 
 _HEADERS_TOO_LARGE = ApiError(
     431, f"The request's headers are larger than {MAX_HEADER_BYTES} bytes", INVALID_REQUEST, "headers_too_large"
@@ -53,6 +56,14 @@ class Request:
     http_1_0: bool
     arrived: float
     error: ApiError | None = None
+    tenant: str | None = None
+    """Whose request it is, as `Admit` said."""
+    denied: ApiError | None = None
+    """Why it may not be served, though it is a good request."""
+
+
+Admit = Callable[[str, dict[str, str]], str | None]
+"""Takes path and headers of a request whose body is still to come; gives its tenant, or raises ApiError."""
 
 
 class Sink(Protocol):
@@ -71,8 +82,17 @@ class Sink(Protocol):
 class RequestReader:
     """`feed` it what the socket gives, until it has refused."""
 
-    def __init__(self, sink: Sink, max_body_bytes: int, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        max_body_bytes: int,
+        now: Callable[[], float],
+        admit: Admit = lambda _path, _headers: None,
+    ) -> None:
         self._sink = sink
+        self._admit = admit
+        self._tenant: str | None = None
+        self._denied: ApiError | None = None
         self._max_body_bytes = max_body_bytes
         self._now = now
         self._parser: Any = httptools.HttpRequestParser(self)
@@ -115,6 +135,7 @@ class RequestReader:
         self._head_read = False
         self._parts = []
         self._size = 0
+        self._tenant = self._denied = None
         self.since = self._now()
 
     def on_url(self, url: bytes) -> None:
@@ -142,6 +163,15 @@ class RequestReader:
         fault = self._fault()
         if fault is not None:
             self._refuse(fault)
+            return
+        try:
+            self._tenant = self._admit(self._path, headers)
+        except ApiError as error:
+            self._denied = error
+        if self._denied is not None and (
+            "expect" in headers or (length.isdigit() and int(length) > MAX_DENIED_BODY_BYTES)
+        ):
+            self._refuse(self._denied)
         elif length.isdigit() and int(length) > self._max_body_bytes:
             self._refuse(too_large(self._max_body_bytes))
         elif headers.get("expect", "").lower() == "100-continue":
@@ -151,6 +181,9 @@ class RequestReader:
         if self._refused:
             return
         self._size += len(data)
+        if self._denied is not None and self._size > MAX_DENIED_BODY_BYTES:
+            self._refuse(self._denied)
+            return
         if self._size > self._max_body_bytes:
             self._refuse(too_large(self._max_body_bytes))
             return
@@ -170,6 +203,8 @@ class RequestReader:
                 keep_alive=self._parser.should_keep_alive(),
                 http_1_0=self._parser.get_http_version() == "1.0",
                 arrived=self._now(),
+                tenant=self._tenant,
+                denied=self._denied,
             )
         )
 

@@ -112,9 +112,7 @@ class Responder:
 
     def send_error(self, error: ApiError, headers: Iterable[tuple[bytes, bytes]] = (), *, close: bool = False) -> None:
         """Send an OpenAI-style error body."""
-        extra = [(b"content-type", b"application/json"), *headers]
-        if error.retry_after is not None:
-            extra.append((b"retry-after", b"%d" % error.retry_after))
+        extra = [(b"content-type", b"application/json"), *headers, *error.headers()]
         self.send(error.status, extra, error.body(), close=close)
 
     def abort(self) -> None:

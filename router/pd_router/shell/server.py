@@ -15,11 +15,12 @@ from typing import Any
 
 import uvloop
 
-from pd_router.core.errors import bad_method, internal, unknown_path
+from pd_router.core.auth import OPEN_PATHS
+from pd_router.core.errors import ApiError, bad_method, internal, unknown_path
 from pd_router.core.fields import Api
 from pd_router.core.linking import Keyring
 from pd_router.core.placement import Loads
-from pd_router.core.settings import Settings
+from pd_router.core.settings import Settings, SettingsError
 from pd_router.core.store import MemoryStore
 from pd_router.shell.admin import Admin
 from pd_router.shell.admission import Admission
@@ -30,11 +31,13 @@ from pd_router.shell.discovery import Discovery, DiscoveryError, StaticDiscovery
 from pd_router.shell.discovery_metrics import DiscoveryMetrics, FleetCollector
 from pd_router.shell.exchange import Failure
 from pd_router.shell.fleet import Fleet, Member
+from pd_router.shell.guard import Guard
 from pd_router.shell.metrics import Metrics
 from pd_router.shell.passthrough import PASSED, pass_through
 from pd_router.shell.request_reader import Request
 from pd_router.shell.responder import Responder
 from pd_router.shell.store_metrics import StoreCollector
+from pd_router.shell.tls import HANDSHAKE_SECONDS
 from pd_router.shell.turn import Turn
 from pd_router.shell.upstream import EnginePool
 from pd_wire.names import ROLE_DECODE, ROLE_PREFILL
@@ -61,10 +64,11 @@ class Router:
         self._loop = asyncio.get_running_loop()
         now = time.monotonic
         metrics = Metrics()
-        pool = EnginePool(settings.timeouts.connect)
+        guard = self._guard = Guard(settings, metrics)
+        pool = EnginePool(settings.timeouts.connect, guard.engines)
         reuse = settings.reuse
         store = MemoryStore(reuse.cap_bytes, reuse.cap_entries, reuse.handle_ttl, reuse.engine_ttl)
-        fleet = Fleet(metrics, settings.allowed_hosts, lambda key: store.purge_holder(key, now()), self._engine_gone)
+        fleet = Fleet(metrics, settings.allowed_hosts, self._purge, self._engine_gone)
         self.discovery = self._make_discovery(fleet, metrics)
         limits = settings.limits
         self.context = Context(
@@ -75,14 +79,21 @@ class Router:
             fleet=fleet,
             store=store,
             keyring=Keyring(secrets.token_bytes(32)),
-            admission=Admission(limits.max_inflight, limits.max_queue, settings.timeouts.queue, metrics),
+            admission=Admission(
+                limits.max_inflight,
+                limits.max_queue,
+                settings.timeouts.queue,
+                metrics,
+                settings.tenant_limits.queue_share,
+            ),
             loads=Loads(),
             nudge=self.discovery.nudge,
+            guard=guard,
         )
         metrics.register(StoreCollector(store, now))
-        metrics.register(FleetCollector(fleet))
+        metrics.register(FleetCollector(fleet, self.context.loads, metrics, now))
         share = ClientShare(limits.max_inflight, now)
-        self.state = ServerState(self._handle, limits.max_body_bytes, share, share.refused)
+        self.state = ServerState(self._handle, limits.max_body_bytes, share, share.refused, guard.gate.admit)
         self.admin = Admin(
             settings.admin,
             metrics.registry,
@@ -105,6 +116,8 @@ class Router:
             self.settings.listen.host,
             self.settings.listen.port,
             backlog=BACKLOG,
+            ssl=self._guard.listener_context,
+            ssl_handshake_timeout=HANDSHAKE_SECONDS if self._guard.listener is not None else None,
         )
         self.context.pool.start()
         await self.discovery.start()
@@ -169,12 +182,12 @@ class Router:
     def _make_discovery(self, fleet: Fleet, metrics: Metrics) -> Discovery:
         settings = self.settings
         if settings.pods is None:
-            return StaticDiscovery(settings, fleet)
+            return StaticDiscovery(settings, fleet, self._guard.engines)
         # Imported here so that a router with engine URLs does not load what only pods need.
         from pd_router.shell.kubernetes_discovery import KubernetesDiscovery
 
         return KubernetesDiscovery(
-            settings.pods, settings.timeouts, fleet, DiscoveryMetrics(metrics.registry), time.monotonic
+            settings.pods, settings.timeouts, fleet, DiscoveryMetrics(metrics), time.monotonic, self._guard.engines
         )
 
     def _status(self) -> dict[str, Any]:
@@ -188,6 +201,10 @@ class Router:
         discovery = self.discovery.describe()
         return status if discovery is None else {**status, "discovery": discovery}
 
+    def _purge(self, key: str) -> int:
+        self._guard.retained.forget_holder(key)
+        return self.context.store.purge_holder(key, self.context.now())
+
     def _engine_gone(self, member: Member) -> None:
         if self.context.fleet.member(member.key) is not member:
             self.context.loads.forget(member.key)
@@ -199,15 +216,36 @@ class Router:
     async def _answer(self, request: Request, responder: Responder) -> None:
         """The top of a request's task: whatever happens, the request is answered, or the next one never would be."""
         try:
-            await self._route(request, responder)
+            await self._let_in(request, responder)
         except Exception:
-            log.exception("%s %s failed", request.method, request.path[:200])
+            # Without the query, in which some clients have their key.
+            log.exception("%s %s failed", request.method, request.path.partition("?")[0][:200])
         if responder.finished or responder.gone:
             return
         if responder.started:
             responder.abort()
         else:
             responder.send_error(internal())
+
+    async def _let_in(self, request: Request, responder: Responder) -> None:
+        """Serve a request whose principal is proven, within its tenant's limits."""
+        if request.path.partition("?")[0] in OPEN_PATHS:
+            await self._route(request, responder)
+            return
+        meter = self._guard.meter
+        try:
+            if request.denied is not None:
+                raise request.denied
+            place = meter.enter(request.tenant, self.context.now())
+        except ApiError as error:
+            if request.denied is None:
+                self._guard.limited[error.code or ""].inc()
+            responder.send_error(error, [(b"x-request-id", self.context.request_id(request.headers).encode())])
+            return
+        try:
+            await self._route(request, responder)
+        finally:
+            meter.leave(place)
 
     async def _route(self, request: Request, responder: Responder) -> None:
         path = request.path.partition("?")[0]
@@ -234,12 +272,18 @@ class Router:
             now = self._loop.time()
             self.state.sweep(now, self.settings.timeouts)
             self.context.store.expire(now)
+            self._guard.refresh(now)
 
 
 async def serve(settings: Settings) -> int:
     """Run until SIGTERM or SIGINT, and drain; a second one ends the drain. Returns the exit code."""
     raise_limit()
-    router = Router(settings)
+    try:
+        router = Router(settings)
+    except SettingsError as error:
+        for problem in error.problems:
+            print(f"pd-router: {problem}", file=sys.stderr)
+        return 2
     try:
         port, admin_port = await router.start()
     except DiscoveryError as error:

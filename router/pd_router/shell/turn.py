@@ -18,7 +18,7 @@ from pd_router.core.history import Reply
 from pd_router.core.placement import Engine, choose_decode, choose_prefill
 from pd_router.core.policy import Decision, Drop, NotStored, decide, judge_handle
 from pd_router.core.request import Prepared, prepare
-from pd_router.core.store import Entry
+from pd_router.core.store import Entry, Found, Opened, PutResult, Ticket
 from pd_router.shell.admission import Withdrawn
 from pd_router.shell.context import Context
 from pd_router.shell.exchange import Exchange, Failure, LegError
@@ -54,9 +54,10 @@ class Turn:
         self._own_headers = [(b"x-request-id", self._request_id.encode("latin-1", "replace"))]
         self._record = TurnRecord(context, self._request_id, api.value, request.arrived)
         self._status = 200
-        self._tenant: str | None = None
+        self._tenant = request.tenant
         self._keys: tuple[bytes, ...] = ()
         self._turn_number = 0
+        self._ticket: Ticket | None = None
         self._avoid: set[str] = set()
         self._two_legs = False
         self._exchange: Exchange | None = None
@@ -71,7 +72,7 @@ class Turn:
         admitted = False
         try:
             prepared = prepare(self._api, self._request.body, self._request.headers, context.models())
-            await context.admission.enter(self)
+            await context.admission.enter(self, self._tenant)
             admitted = True
             self._record.admitted()
             if responder.gone:
@@ -98,8 +99,9 @@ class Turn:
         clean = not self._keys
         left = ATTEMPTS_WITHOUT_HANDLE
         while True:
+            found = None if clean else await self._open()
             self._look()
-            decision = Decision.recompute() if clean else self._find(prepared)
+            decision = Decision.recompute() if clean else self._find(prepared, found)
             self._record.fields["attempts"] += 1
             try:
                 await self._attempt(prepared, decision)
@@ -132,7 +134,6 @@ class Turn:
         self._two_legs = prepared.two_legs
         self._record.fields["model"] = prepared.model
         self._record.fields["stream"] = prepared.stream
-        self._tenant = context.tenant_of(self._request.headers)
         if not context.settings.reuse.enabled:
             self._record.dropped(Drop.DISABLED)
         elif self._tenant is None:
@@ -143,15 +144,22 @@ class Turn:
         else:
             self._record.stage("eligible")
             self._keys = context.keyring.lookup_keys(self._tenant, prepared)
-            self._turn_number = context.store.begin(self._keys, context.now())
 
-    def _find(self, prepared: Prepared) -> Decision:
-        """Take the handle, if there is one that may be used now."""
+    async def _open(self) -> Found | None:
+        """Take what the last turn left. Before the look at the engines, since a shared store makes the turn wait."""
+        opened = self._context.store.open(self._keys, self._context.now())
+        if not isinstance(opened, Opened):
+            opened = await opened
+        self._turn_number, self._ticket = opened.turn, opened.ticket
+        return opened.found
+
+    def _find(self, prepared: Prepared, found: Found | None) -> Decision:
+        """Whether what was taken may be used now."""
         context = self._context
         now = context.now()
         decision = decide(
             prepared,
-            context.store.take(self._keys, now),
+            found,
             now=now,
             engines=self._decodes,
             hosts=context.fleet.hosts(),
@@ -248,6 +256,7 @@ class Turn:
         if decision.entry is not None and decision.attach:
             self._record.attached(decision.linked_by)
             context.store.spent(decision.entry)
+        self._record.began(ROLE_PREFILL, member.key)
         started = context.now()
         work = context.loads.open(member.key, prepared.prompt_tokens_estimate)
         member.breaker.sent(started)
@@ -283,10 +292,12 @@ class Turn:
             wait = timeouts.handoff
         keep = functools.partial(self.keep, prepared, decode, decode.incarnation)
         decode.breaker.sent(context.now())
+        self._record.began(ROLE_DECODE, decode.key)
         try:
             exchange = self._exchange = await context.pool.request(decode.address, head, body, wait)
             if await exchange.head() != 200:
                 raise refused("decode", exchange.status, exchange, await exchange.body(), body)
+            self._record.accepted()
             if prepared.stream:
                 relay = StreamRelay(context, self._record, responder, exchange, self._own_headers, self._prefilled_at)
                 self._status = await relay.run(keep)

@@ -14,6 +14,7 @@ from typing import Any
 import httptools
 
 from pd_router.shell.exchange import Address, Exchange, Failure, Lane, LegError
+from pd_router.shell.tls import EngineTls
 
 # uvicorn, vLLM's server, closes a connection that was idle for 5 s; ours must be gone before that, or a request races
 # the close and fails without having been read.
@@ -178,8 +179,9 @@ class EngineConnection(asyncio.Protocol):
 class EnginePool:
     """Idle connections per address, and the deadlines of the busy ones."""
 
-    def __init__(self, connect_timeout: float) -> None:
+    def __init__(self, connect_timeout: float, tls: EngineTls) -> None:
         self._connect_timeout = connect_timeout
+        self._tls = tls
         self._idle: defaultdict[Address, deque[EngineConnection]] = defaultdict(deque)
         self._where: dict[EngineConnection, Address] = {}
         self.active: set[Exchange] = set()
@@ -250,7 +252,9 @@ class EnginePool:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout):
-                _, conn = await loop.create_connection(lambda: EngineConnection(self), address.host, address.port)
+                _, conn = await loop.create_connection(
+                    lambda: EngineConnection(self), address.host, address.port, **self._tls.arguments(address)
+                )
         except TimeoutError as error:
             raise LegError(Failure.CONNECT_TIMEOUT, address.authority) from error
         except OSError as error:

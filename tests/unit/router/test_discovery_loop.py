@@ -7,12 +7,14 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from pd_router.core.access import Tls
 from pd_router.core.settings import PodDiscovery, Timeouts
 from pd_router.shell.discovery_metrics import DiscoveryMetrics
 from pd_router.shell.fleet import Fleet
 from pd_router.shell.kubernetes_discovery import SLICE_EVENTS, KubernetesDiscovery
 from pd_router.shell.metrics import Metrics
 from pd_router.shell.pod_api import ApiFailed, Event, Page, PodApi, Trouble
+from pd_router.shell.tls import EngineTls
 from support.pods import make_pod
 
 EVENTS = 1000
@@ -46,7 +48,8 @@ def discovery(api: PodApi) -> KubernetesDiscovery:
     metrics = Metrics()
     fleet = Fleet(metrics, frozenset(), lambda _key: 0, lambda _member: None)
     pods = PodDiscovery("default", "tiny", retry_max=600.0)
-    made: Any = KubernetesDiscovery(pods, Timeouts(), fleet, DiscoveryMetrics(metrics.registry), time.monotonic, api)
+    tls = EngineTls(Tls(), 1.0)
+    made: Any = KubernetesDiscovery(pods, Timeouts(), fleet, DiscoveryMetrics(metrics), time.monotonic, tls, api)
     return made
 
 
