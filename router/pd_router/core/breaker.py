@@ -1,11 +1,12 @@
-"""Circuit breaker for one engine: stop sending work to what keeps failing, and try again one turn at a time.
+"""Circuit breaker: stop sending work to what keeps failing, and try again with one turn at a time.
 
 Pure: time comes in. Separate from readiness, because an engine can answer `/health` and fail every request (EL-05).
+One kind serves engines and pairs of engines (`core/pairs.py`), which differ in how long they stay open.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 FAILURES_TO_OPEN = 3
 OPEN_SECONDS = 5.0
@@ -16,34 +17,62 @@ TRIAL_SECONDS = 60.0
 
 @dataclass(slots=True)
 class Breaker:
-    """Closed: all work passes. Open: none, until `until`. Then one trial; its outcome closes or re-opens it, longer."""
+    """Closed: all work passes. Open: none, until `until`. Then one trial; its outcome closes or re-opens it, longer.
 
+    Failures count in a row. Those that could be the fault of one partner (a transfer between two engines) open it only
+    once they happened with two partners: what fails with one of them is a broken pair, and no broken engine (EL-04).
+    """
+
+    open_seconds: float = OPEN_SECONDS
+    max_open_seconds: float = MAX_OPEN_SECONDS
     failures: int = 0
     until: float = 0.0
     trial: bool = False
     trial_ends: float = 0.0
+    _partners: set[str] = field(default_factory=set)
+    """With whom the failures of this row happened; "" is for the engine's own."""
+    _openings: int = 0
+
+    @property
+    def tripped(self) -> bool:
+        """Whether there were too many failures in a row: it is open, or half-open."""
+        return self.failures >= FAILURES_TO_OPEN and (len(self._partners) > 1 or "" in self._partners)
 
     def allows(self, now: float) -> bool:
         """Whether work may be sent. Does not change anything."""
-        return self.failures < FAILURES_TO_OPEN or (now >= self.until and (not self.trial or now >= self.trial_ends))
+        return not self.tripped or (now >= self.until and (not self.trial or now >= self.trial_ends))
+
+    def state(self, now: float) -> str:
+        """`closed`, `open`, or `half_open` when its time is over and a trial is due or running."""
+        if not self.tripped:
+            return "closed"
+        return "half_open" if now >= self.until else "open"
 
     def sent(self, now: float) -> None:
         """Work is being sent; when the breaker is open this is its trial."""
-        if self.failures >= FAILURES_TO_OPEN and now >= self.until:
+        if self.tripped and now >= self.until:
             self.trial = True
             self.trial_ends = now + TRIAL_SECONDS
 
     def succeeded(self) -> None:
-        """The engine did what it was asked."""
-        self.failures = 0
+        """It did what it was asked."""
+        self.failures = self._openings = 0
         self.trial = False
+        self._partners.clear()
 
-    def failed(self, now: float) -> None:
-        """The engine failed in a way that is its own fault."""
+    def failed(self, now: float, partner: str = "") -> None:
+        """It failed.
+
+        Args:
+            partner: the other engine of a transfer, where another one could have taken its place.
+        """
         self.failures += 1
+        self._partners.add(partner)
         self.trial = False
-        if self.failures >= FAILURES_TO_OPEN:
-            self.until = now + min(OPEN_SECONDS * 2 ** (self.failures - FAILURES_TO_OPEN), MAX_OPEN_SECONDS)
+        # What was sent before it opened may fail afterwards: many failures at one moment are no worse than three.
+        if self.tripped and now >= self.until:
+            self.until = now + min(self.open_seconds * 2.0**self._openings, self.max_open_seconds)
+            self._openings += 1
 
     def abandoned(self) -> None:
         """The work ended without a verdict (the client left); a trial may be made again."""

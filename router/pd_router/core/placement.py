@@ -6,8 +6,9 @@ explained afterwards. Loads are leases that a turn opens and closes, so that no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,13 @@ class Engine:
     incarnation: str
     ready: bool
     draining: bool = False
+    failing: bool = False
+    """Its breaker is open."""
 
     @property
     def takes_work(self) -> bool:
         """Whether a new turn may go there; one that drains is ready and only ends what it has."""
-        return self.ready and not self.draining
+        return self.ready and not self.draining and not self.failing
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +98,14 @@ class Loads:
         return load.opened if load is not None else 0
 
     def forget(self, key: str) -> None:
-        """The engine left the fleet; leases still open on it stay harmless."""
-        self._loads.pop(key, None)
+        """The engine left the fleet, all its ranks with it; leases still open on it stay harmless."""
+        for gone in [one for one in self._loads if one == key or one.startswith(f"{key}#")]:
+            del self._loads[gone]
+
+
+Blocked = frozenset[tuple[str, str]]
+"""(prefill, decode) keys of pairs that can't move KV now, in one direction."""
+NO_PAIRS: Final[Blocked] = frozenset()
 
 
 def choose_decode(
@@ -105,6 +114,7 @@ def choose_decode(
     holder: str | None,
     bound: int,
     generations: frozenset[str] | None = None,
+    shunned: frozenset[str] = frozenset(),
 ) -> Choice:
     """The holder, unless it is too busy; then the least loaded engine of its generation; without a holder the least
     loaded of all.
@@ -113,6 +123,7 @@ def choose_decode(
         holder: key of the engine that has the conversation's blocks.
         bound: turns that the holder may have more than the least loaded engine; its prefix cache is worth that wait.
         generations: those for which a prefill engine is ready; None to pair with any.
+        shunned: engines that no prefill engine can hand over to now; taken all the same when there are no others.
     """
     fit, rejected = _filter(engines, None)
     if generations is not None:
@@ -122,6 +133,9 @@ def choose_decode(
             if engine.generation not in generations
         ]
         fit = [engine for engine in fit if engine.generation in generations]
+    if any(engine.key not in shunned for engine in fit):
+        rejected += [(engine.key, "quarantined with every prefill engine") for engine in fit if engine.key in shunned]
+        fit = [engine for engine in fit if engine.key not in shunned]
     mine = next((engine for engine in fit if engine.key == holder), None)
     if mine is not None:
         # P must be of the generation of the D that the handle came from, and this D of P's.
@@ -137,13 +151,73 @@ def choose_decode(
     return Choice(least, "holder not available" if holder else "least loaded", tuple(rejected))
 
 
-def choose_prefill(engines: Sequence[Engine], loads: Loads, generation: str) -> Choice:
-    """The ready engine of `generation` with the fewest outstanding prompt tokens."""
+def choose_prefill(
+    engines: Sequence[Engine],
+    loads: Loads,
+    generation: str,
+    no_handoff: frozenset[str] = frozenset(),
+    no_pull: frozenset[str] = frozenset(),
+) -> Choice:
+    """The ready engine of `generation` with the fewest outstanding prompt tokens.
+
+    Args:
+        no_handoff: engines whose KV the chosen decode engine can't read now; the last resort.
+        no_pull: engines that can't read the holder's KV now; better than those, and worse than any other.
+    """
     fit, rejected = _filter(engines, generation)
     if not fit:
         return Choice(None, "no prefill engine of the generation is ready", tuple(rejected))
-    least = min(fit, key=lambda engine: (loads.tokens(engine.key), loads.turns(engine.key), loads.opened(engine.key)))
+    least = min(
+        fit,
+        key=lambda engine: (
+            engine.key in no_handoff,
+            engine.key in no_pull,
+            loads.tokens(engine.key),
+            loads.turns(engine.key),
+            loads.opened(engine.key),
+        ),
+    )
+    if least.key in no_handoff:
+        return Choice(least, "all pairs are in quarantine", tuple(rejected))
+    rejected += [(engine.key, "pair in quarantine: hand-off") for engine in fit if engine.key in no_handoff]
+    if least.key in no_pull:
+        return Choice(least, "no pair that can pull", tuple(rejected))
+    rejected += [(engine.key, "pair in quarantine: pull") for engine in fit if engine.key in no_pull - no_handoff]
     return Choice(least, "least outstanding tokens", tuple(rejected))
+
+
+def shunned(decodes: Sequence[Engine], prefills: Sequence[Engine], blocked: Blocked) -> frozenset[str]:
+    """Keys of the decode engines that none of the prefill engines they could be paired with can hand over to."""
+    if not blocked:
+        return frozenset()
+    return frozenset(
+        decode.key
+        for decode in decodes
+        if all(
+            (prefill.key, decode.key) in blocked
+            for prefill in prefills
+            if prefill.takes_work and prefill.generation == decode.generation
+        )
+    )
+
+
+def choose_rank(key: str, rank: int | None, ranks: Collection[int], loads: Loads, bound: int) -> int | None:
+    """The data-parallel rank of engine `key` that the turn is pinned to; None leaves it to the engine (HL-25).
+
+    Args:
+        rank: that of the holder, whose prefix cache has the conversation.
+        ranks: all that the engine is known to have.
+        bound: turns pinned to the holder's rank beyond those of the least loaded one.
+    """
+    if rank is None:
+        return None
+    least = min((loads.turns(rank_key(key, other)) for other in ranks), default=0)
+    return rank if loads.turns(rank_key(key, rank)) - least <= bound else None
+
+
+def rank_key(key: str, rank: int) -> str:
+    """What the load of one rank of an engine is counted under."""
+    return f"{key}#{rank}"
 
 
 def _filter(engines: Sequence[Engine], generation: str | None) -> tuple[list[Engine], list[tuple[str, str]]]:
@@ -152,6 +226,8 @@ def _filter(engines: Sequence[Engine], generation: str | None) -> tuple[list[Eng
     for engine in engines:
         if not engine.ready:
             rejected.append((engine.key, "not ready"))
+        elif engine.failing:
+            rejected.append((engine.key, "failing: its breaker is open"))
         elif engine.draining:
             rejected.append((engine.key, "draining"))
         elif generation is not None and engine.generation != generation:

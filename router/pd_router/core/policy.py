@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -31,6 +31,8 @@ class Drop(StrEnum):
     HOLDER_GONE = "holder_gone"
     HOLDER_RESTARTED = "holder_restarted"
     HOLDER_DRAINING = "holder_draining"
+    HOLDER_FAILING = "holder_failing"
+    """Its breaker is open: what it holds is probably as little use as what it is asked."""
     OTHER_GENERATION = "other_generation"
     FOREIGN_HOST = "foreign_host"
     UNPROVEN = "unproven"
@@ -38,6 +40,10 @@ class Drop(StrEnum):
     SEVERAL_GROUPS = "several_groups"
     """No proof, and more than one KV group: nothing could be trimmed."""
     BELOW_THRESHOLD = "below_threshold"
+    PAIR_QUARANTINED = "pair_quarantined"
+    """No prefill engine that could read the holder's blocks: each such pair failed too often of late (EL-04)."""
+    BYPASSED = "bypassed"
+    """Decode has nearly all of the prompt and serves the turn alone. The handle stays for the next one."""
     REFUSED_BY_PREFILL = "refused_by_prefill"
     """P's report: its own tokens did not match the proof."""
 
@@ -48,6 +54,7 @@ _DROPPED_AS_DEAD = frozenset(
         Drop.HOLDER_GONE,
         Drop.HOLDER_RESTARTED,
         Drop.HOLDER_DRAINING,
+        Drop.HOLDER_FAILING,
         Drop.OTHER_GENERATION,
         Drop.FOREIGN_HOST,
     }
@@ -71,6 +78,8 @@ class Decision:
     drop: Drop | None
     linked_by: str
     """`history`, the id field, or "" when nothing was found."""
+    newest: bool = False
+    """Linked by the whole history up to the last answer: nothing but new messages comes after what D has."""
 
     @classmethod
     def recompute(cls, drop: Drop | None = None) -> Decision:
@@ -98,6 +107,7 @@ def decide(
     threshold: int,
     local_tokens: int = 0,
     trust_history: bool = True,
+    newest_keys: Sequence[bytes] = (),
 ) -> Decision:
     """Judge a taken entry at the moment of dispatch. Whatever the answer, the entry is spent.
 
@@ -110,6 +120,7 @@ def decide(
         local_tokens: prompt tokens that P is believed to have in its own cache.
         trust_history: whether an exact history may stand in for a missing proof. Equal text is nearly always equal
             tokens, not always: a reply can be tokenised in more than one way, and a template can move what it likes.
+        newest_keys: those that stand for the whole history up to the last answer.
     """
     if prepared.link_fault is not None:
         return Decision.recompute(Drop.NOT_LINKABLE)
@@ -117,10 +128,66 @@ def decide(
         return Decision.recompute(Drop.NOT_FOUND)
     entry, key = found
     linked_by = kind_of(key)
+    newest = linked_by == HISTORY and key in newest_keys
     drop = _not_live(entry, now, engines, hosts, ttl) or _not_proven(prepared, entry, linked_by, trust_history)
     if drop is None and entry.remote_tokens - local_tokens < threshold:
         drop = Drop.BELOW_THRESHOLD
-    return Decision(drop is None, entry, drop, linked_by)
+    return Decision(drop is None, entry, drop, linked_by, newest)
+
+
+@dataclass(frozen=True, slots=True)
+class Bypass:
+    """When a turn goes to decode alone. All three must hold; `tokens` 0 is never."""
+
+    tokens: int = 0
+    """Tokens that decode would have to compute at most."""
+    share: float = 0.1
+    """The same as a share of the prompt, 0 to 1."""
+    turns: int = 4
+    """Turns that decode may have besides: what it computes for a prompt, its running streams wait for."""
+
+
+def bypass_obstacle(prepared: Prepared, decision: Decision, decode: str, turns: int, limits: Bypass) -> str | None:
+    """Why a turn takes two legs, or None when the holder itself should serve it alone.
+
+    The holder's prefix cache has what it retained, and its own token ids decide how much of that is this prompt, so the
+    answer is right in any case; what is judged here is whether it would be quick. Such a turn leaves no handle, because
+    vLLM keeps no blocks for a request without params and never frees those of one with empty params (HL-09, HL-10).
+    Nor does it need the old handle: that one stays unspent and leads the next turn to blocks that are a prefix still.
+
+    Args:
+        decode: key of the engine that was chosen.
+        turns: those that it has now.
+    """
+    entry = decision.entry
+    if limits.tokens < 1:
+        return "off"
+    if not decision.attach or entry is None:
+        return "nothing that decode is known to have"
+    if decode != entry.holder:
+        return "the holder was not chosen"
+    if not decision.newest:
+        return "the history does not end in what decode has"
+    inexact = entry.inexact or prepared.inexact
+    if inexact is not None:
+        return f"not the very tokens that decode has: {inexact}"
+    new = prepared.new_tokens_estimate + entry.behind
+    if new > limits.tokens:
+        return f"{new} new tokens"
+    if new > limits.share * (entry.remote_tokens + new):
+        return f"{new} new tokens of {entry.remote_tokens + new}"
+    return f"decode has {turns} turns" if turns > limits.turns else None
+
+
+def newest_keys(prepared: Prepared, keys: Sequence[bytes]) -> Sequence[bytes]:
+    """Of the keys of `Keyring.lookup_keys`, those of the prompt itself and of the history up to the last answer."""
+    ends_in_answer = prepared.history[:1] == (prepared.prompt_digest(),)
+    return keys[: 1 if ends_in_answer else 2]
+
+
+def without_handle(decision: Decision, drop: Drop) -> Decision:
+    """The same decision, except that the handle is not sent."""
+    return replace(decision, attach=False, drop=drop)
 
 
 def fresh(entry: Entry, now: float, ttl: float) -> bool:
@@ -147,6 +214,8 @@ def _not_live(entry: Entry, now: float, engines: Sequence[Engine], hosts: Abstra
         return Drop.HOLDER_RESTARTED
     if holder is None or not holder.ready:
         return Drop.HOLDER_GONE
+    if holder.failing:
+        return Drop.HOLDER_FAILING
     if holder.draining:
         return Drop.HOLDER_DRAINING
     if holder.generation != entry.generation:

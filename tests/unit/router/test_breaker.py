@@ -58,3 +58,43 @@ def test_a_trial_that_nobody_reports_on_does_not_close_the_engine_for_ever() -> 
     assert breaker.allows(OPEN_SECONDS + TRIAL_SECONDS)
     breaker.sent(OPEN_SECONDS + TRIAL_SECONDS)
     assert not breaker.allows(OPEN_SECONDS + TRIAL_SECONDS)
+
+
+def test_many_failures_at_one_moment_open_it_for_no_longer_than_three() -> None:
+    breaker = opened()
+    for _ in range(40):
+        breaker.failed(0.5)
+    assert breaker.allows(OPEN_SECONDS)
+
+
+def test_failures_with_one_partner_do_not_open_it() -> None:
+    breaker = Breaker()
+    for _ in range(20):
+        breaker.failed(0.0, "p1")
+    assert breaker.allows(0.0)
+    breaker.failed(0.0, "p2")
+    assert not breaker.allows(0.0)
+
+
+def test_failures_with_a_partner_and_its_own_open_it() -> None:
+    breaker = Breaker()
+    for partner in ("p1", "", "p1"):
+        breaker.failed(0.0, partner)
+    assert not breaker.allows(0.0)
+
+
+def test_a_success_forgets_the_partners() -> None:
+    breaker = Breaker()
+    for _ in range(2):
+        breaker.failed(0.0, "p1")
+    breaker.succeeded()
+    for _ in range(3):
+        breaker.failed(0.0, "p2")
+    assert breaker.allows(0.0)
+
+
+def test_its_state_in_words() -> None:
+    breaker = opened()
+    assert [breaker.state(0.0), breaker.state(OPEN_SECONDS)] == ["open", "half_open"]
+    breaker.succeeded()
+    assert breaker.state(OPEN_SECONDS) == "closed"

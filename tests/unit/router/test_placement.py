@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pd_router.core.placement import Engine, Loads, choose_decode, choose_prefill
+from pd_router.core.placement import Engine, Loads, choose_decode, choose_prefill, choose_rank, rank_key, shunned
 
 
 def engine(
@@ -133,3 +133,97 @@ def test_an_engine_that_left_is_forgotten_and_its_leases_do_no_harm() -> None:
     assert (loads.turns("a"), loads.tokens("a"), loads.opened("a")) == (0, 0, 0)
     lease.close()
     assert loads.turns("a") == 0
+
+
+def test_an_engine_whose_breaker_is_open_is_named_as_that() -> None:
+    failing = Engine("a", "http://a", "decode", "g1", "1", True, failing=True)
+    choice = choose_decode([failing, B], Loads(), "a", 4)
+    assert (choice.engine, dict(choice.rejected)) == (B, {"a": "failing: its breaker is open"})
+
+
+@pytest.mark.parametrize(
+    ("out", "holder", "chosen", "reason"),
+    [
+        ("", "a", "a", "holder"),
+        ("a", "a", "b", "holder not available"),
+        ("a", None, "b", "least loaded"),
+        ("ab", "a", "a", "holder"),
+        ("ab", None, "a", "least loaded"),
+    ],
+)
+def test_decode_engines_that_nobody_can_hand_over_to_are_the_last_resort(
+    out: str, holder: str | None, chosen: str, reason: str
+) -> None:
+    choice = choose_decode([A, B], Loads(), holder, 4, None, frozenset(out))
+    assert (choice.engine.key if choice.engine else None, choice.reason) == (chosen, reason)
+    named = {key for key, why in choice.rejected if why == "quarantined with every prefill engine"}
+    assert named == (set(out) if chosen not in out else set())
+
+
+P, Q, R = engine("p"), engine("q"), engine("r", "g2")
+
+
+@pytest.mark.parametrize(
+    ("blocked", "expected"),
+    [
+        (set(), set()),
+        ({("p", "a")}, set()),
+        ({("p", "a"), ("q", "a")}, {"a"}),
+        ({("p", "a"), ("q", "b")}, set()),
+        ({("r", "c")}, {"c"}),
+    ],
+)
+def test_shunned(blocked: set[tuple[str, str]], expected: set[str]) -> None:
+    assert shunned([A, B, C], [P, Q, R], frozenset(blocked)) == expected
+
+
+def test_an_engine_that_takes_no_work_is_no_way_out() -> None:
+    down = Engine("q", "", "prefill", "g1", "1", False)
+    assert shunned([A], [P, down], frozenset({("p", "a")})) == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("no_handoff", "no_pull", "chosen", "reason"),
+    [
+        ("", "", "p", "least outstanding tokens"),
+        ("p", "", "q", "least outstanding tokens"),
+        ("", "p", "q", "least outstanding tokens"),
+        ("", "pq", "p", "no pair that can pull"),
+        ("q", "p", "p", "no pair that can pull"),
+        ("pq", "", "p", "all pairs are in quarantine"),
+        ("pq", "p", "q", "all pairs are in quarantine"),
+    ],
+)
+def test_pairs_in_quarantine_are_used_only_when_there_is_nothing_better(
+    no_handoff: str, no_pull: str, chosen: str, reason: str
+) -> None:
+    choice = choose_prefill([P, Q], loaded(q=1), "g1", frozenset(no_handoff), frozenset(no_pull))
+    assert (choice.engine.key if choice.engine else None, choice.reason) == (chosen, reason)
+    other = "q" if chosen == "p" else "p"
+    expected = {"p": "hand-off" if other in no_handoff else "pull"}
+    shows = reason != "all pairs are in quarantine" and other in no_handoff + no_pull
+    if reason == "no pair that can pull" and other not in no_handoff:
+        shows = False
+    assert dict(choice.rejected) == ({other: f"pair in quarantine: {expected['p']}"} if shows else {})
+
+
+@pytest.mark.parametrize(
+    ("rank", "turns", "pinned"),
+    [(None, {}, None), (1, {}, 1), (1, {1: 4}, 1), (1, {1: 5}, None), (1, {1: 9, 0: 5}, 1), (0, {1: 9}, 0)],
+)
+def test_a_turn_goes_back_to_its_rank_within_the_bound(
+    rank: int | None, turns: dict[int, int], pinned: int | None
+) -> None:
+    loads = Loads()
+    for number, count in turns.items():
+        for _ in range(count):
+            loads.open(rank_key("d", number))
+    assert choose_rank("d", rank, {0, 1}, loads, 4) == pinned
+
+
+def test_an_engine_that_left_takes_its_ranks_along() -> None:
+    loads = Loads()
+    loads.open(rank_key("d", 1))
+    loads.open("d2")
+    loads.forget("d")
+    assert (loads.turns(rank_key("d", 1)), loads.turns("d2")) == (0, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,17 @@ from hypothesis import strategies as st
 from pd_router.core.history import make_reply
 from pd_router.core.linking import Keyring
 from pd_router.core.placement import Engine
-from pd_router.core.policy import Decision, Drop, NotStored, decide, fresh, judge_handle
+from pd_router.core.policy import (
+    Bypass,
+    Decision,
+    Drop,
+    NotStored,
+    bypass_obstacle,
+    decide,
+    fresh,
+    judge_handle,
+    newest_keys,
+)
 from pd_router.core.request import Api, Prepared, prepare
 from pd_router.core.store import Entry, Found, MemoryStore
 
@@ -126,6 +137,11 @@ ROWS: list[tuple[str, dict[str, Any], Drop | None]] = [
         {"kept": entry(), "engines": (Engine("d1", "", "decode", "g1", "7", True, True),)},
         Drop.HOLDER_DRAINING,
     ),
+    (
+        "holder failing",
+        {"kept": entry(), "engines": (Engine("d1", "", "decode", "g1", "7", True, failing=True),)},
+        Drop.HOLDER_FAILING,
+    ),
     ("other generation", {"kept": entry(generation="g0")}, Drop.OTHER_GENERATION),
     # IS-01
     ("foreign host", {"kept": entry(remote_host="169.254.169.254")}, Drop.FOREIGN_HOST),
@@ -146,7 +162,8 @@ def test_rules(name: str, case: dict[str, Any], drop: Drop | None) -> None:
 
 
 def test_every_reason_of_the_router_has_a_row() -> None:
-    outside = {Drop.DISABLED, Drop.NO_TENANT, Drop.REFUSED_BY_PREFILL}
+    # What is decided before a handle is looked for, or after engines were chosen.
+    outside = {Drop.DISABLED, Drop.NO_TENANT, Drop.REFUSED_BY_PREFILL, Drop.PAIR_QUARANTINED, Drop.BYPASSED}
     assert {drop for _, _, drop in ROWS} - {None} == set(Drop) - outside
 
 
@@ -170,6 +187,83 @@ def test_a_dropped_entry_still_names_its_holder() -> None:
 def test_freshness_is_age_below_ttl(age: float, ttl: float) -> None:
     kept = entry()
     assert fresh(kept, 1000.0 + age, ttl) is (1000.0 + age - 1000.0 < ttl)
+
+
+# -- decode alone --------------------------------------------------------------------------------
+
+LIMITS = Bypass(tokens=100, share=0.25, turns=2)
+
+
+def talk(new: int = 80, **fields: Any) -> Prepared:
+    """A second turn with so many new bytes."""
+    messages = [USER, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "x" * new}]
+    return chat(messages=messages, **fields)
+
+
+def bypassed(
+    prepared: Prepared | None = None,
+    kept: Entry | None = None,
+    limits: Bypass = LIMITS,
+    turns: int = 0,
+    chosen: str = "d1",
+    place: int | None = 1,
+) -> str | None:
+    """``place``: which of the turn's look-up keys led to the entry; None is an id."""
+    prepared = prepared or talk()
+    keys = Keyring(b"s" * 32).lookup_keys("t", prepared)
+    decision = decide(
+        prepared,
+        Found(kept or entry(), ID_KEY if place is None else keys[place]),
+        now=1001.0,
+        engines=(D1, D2),
+        hosts=HOSTS,
+        ttl=TTL,
+        threshold=64,
+        newest_keys=newest_keys(prepared, keys),
+    )
+    return bypass_obstacle(prepared, decision, chosen, turns, limits)
+
+
+def longer() -> Prepared:
+    more = [{"role": "assistant", "content": "sure"}, {"role": "user", "content": "y"}]
+    return chat(messages=[USER, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "x"}, *more])
+
+
+def behind(tokens: int) -> Entry:
+    return replace(entry(), behind=tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "obstacle"),
+    [
+        ("short suffix", {}, None),
+        ("off", {"limits": Bypass()}, "off"),
+        ("at the absolute threshold", {"prepared": talk(400)}, None),
+        ("above the absolute threshold", {"prepared": talk(404)}, "101 new tokens"),
+        ("above the share", {"prepared": talk(200), "kept": entry(remote_num_tokens=100)}, "50 new tokens of 150"),
+        ("grown since, within", {"kept": behind(80)}, None),
+        ("grown since, beyond", {"kept": behind(81)}, "101 new tokens"),
+        ("decode nearly busy", {"turns": 2}, None),
+        ("decode busy", {"turns": 3}, "decode has 3 turns"),
+        ("another decode", {"chosen": "d2"}, "the holder was not chosen"),
+        ("by id", {"place": None}, "the history does not end in what decode has"),
+        ("an older turn", {"prepared": longer(), "place": 2}, "the history does not end in what decode has"),
+        ("the last turn", {"prepared": longer(), "place": 1}, None),
+        ("inexact reply", {"kept": entry("tool calls in the reply")}, "tool calls in the reply"),
+        ("inexact turn", {"prepared": chat(**INEXACT_TURN)}, "reasoning in the history"),
+        ("expired", {"kept": replace(entry(), arrived=0.0)}, "nothing that decode is known to have"),
+    ],
+)
+def test_when_decode_serves_alone(name: str, case: dict[str, Any], obstacle: str | None) -> None:
+    found = bypassed(**case)
+    assert found == obstacle or (obstacle is not None and found is not None and found.endswith(obstacle))
+
+
+def test_a_prompt_that_ends_in_an_answer_has_one_newest_key() -> None:
+    ends = chat(messages=[USER, {"role": "assistant", "content": "ok"}])
+    keys = Keyring(b"s" * 32).lookup_keys("t", ends)
+    assert list(newest_keys(ends, keys)) == list(keys[:1])
+    assert len(newest_keys(longer(), Keyring(b"s" * 32).lookup_keys("t", longer()))) == 2
 
 
 # -- handles that are not kept -------------------------------------------------------------------

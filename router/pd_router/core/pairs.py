@@ -1,0 +1,93 @@
+"""Which pairs of engines can't move KV between them although both serve others well (EL-04).
+
+A NIXL connection can die between two engines while each of them answers its health check and works with its other
+peers. The engines are then not to blame: the pair is, and it alone gets no transfers for a while. The two directions
+are apart, because they are two agents' connections: a pair whose hand-offs work may have pulls that all fail.
+Pure: time comes in. Only pairs with failures are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from pd_router.core.breaker import Breaker
+
+PAIR_OPEN_SECONDS: Final = 30.0
+MAX_PAIR_OPEN_SECONDS: Final = 600.0
+"""Longer than an engine's: a probe of a pull costs a turn its pull timeout, and such a pair heals by a restart."""
+
+
+class Direction(StrEnum):
+    """Who reads from whom; a metric label."""
+
+    HANDOFF = "handoff"
+    """Decode reads what prefill has computed."""
+    PULL = "pull"
+    """Prefill reads what decode kept of the last turn."""
+
+
+class Pair(NamedTuple):
+    """Keys of two engines and a direction."""
+
+    prefill: str
+    decode: str
+    direction: Direction
+
+
+@dataclass(slots=True)
+class Pairs:
+    """Health of all pairs of one router."""
+
+    _breakers: dict[Pair, Breaker] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Whether any pair has failures; without them there is nothing to look at."""
+        return bool(self._breakers)
+
+    def allows(self, pair: Pair, now: float) -> bool:
+        """Whether the pair may be used: it is not in quarantine, or its probe is due."""
+        breaker = self._breakers.get(pair)
+        return breaker is None or breaker.allows(now)
+
+    def sent(self, pair: Pair, now: float) -> None:
+        """A transfer begins; for a pair in quarantine it is the probe."""
+        breaker = self._breakers.get(pair)
+        if breaker is not None:
+            breaker.sent(now)
+
+    def succeeded(self, pair: Pair) -> None:
+        """The transfer went well."""
+        self._breakers.pop(pair, None)
+
+    def failed(self, pair: Pair, now: float) -> None:
+        """The transfer failed."""
+        breaker = self._breakers.get(pair)
+        if breaker is None:
+            breaker = self._breakers[pair] = Breaker(PAIR_OPEN_SECONDS, MAX_PAIR_OPEN_SECONDS)
+        breaker.failed(now)
+
+    def abandoned(self, pair: Pair) -> None:
+        """The transfer ended without a verdict."""
+        breaker = self._breakers.get(pair)
+        if breaker is not None:
+            breaker.abandoned()
+
+    def forget(self, key: str) -> None:
+        """An engine's process is another one now, or gone: its connections are new."""
+        for pair in [pair for pair in self._breakers if key in (pair.prefill, pair.decode)]:
+            del self._breakers[pair]
+
+    def blocked(self, direction: Direction, now: float) -> frozenset[tuple[str, str]]:
+        """(prefill, decode) of the pairs that are in quarantine now."""
+        return frozenset(
+            (pair.prefill, pair.decode)
+            for pair, breaker in self._breakers.items()
+            if pair.direction is direction and not breaker.allows(now)
+        )
+
+    def tripped(self) -> Iterator[tuple[Pair, Breaker]]:
+        """Pairs in quarantine, those whose probe is due or running included."""
+        return ((pair, breaker) for pair, breaker in self._breakers.items() if breaker.tripped)
