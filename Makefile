@@ -53,7 +53,10 @@ crds: $(STAMP) ## write crds/pddeployments.yaml, the chart's copy and docs/refer
 	cp crds/pddeployments.yaml charts/pd-operator/files/pddeployments.yaml
 	$(BIN)/pdctl render --reference > docs/reference.md
 
-chart: crds ## write the chart's copy of the definition and its table of values
+metrics: $(STAMP) ## write docs/metrics.md anew from the programs' own metrics
+	$(BIN)/python docs/scripts/metrics_page.py
+
+chart: crds metrics ## write the chart's copy of the definition, its table of values, and docs/metrics.md
 	$(BIN)/python charts/pd-operator/scripts/values_table.py
 
 COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-emit-find-links --no-annotate --no-header --generate-hashes
@@ -65,4 +68,4 @@ lock: ## pin requirements/ again from pyproject.toml (hashes, no addresses)
 	  $(COMPILE) --constraint requirements/engine-cpu.txt pyproject.toml --extra $$part $$more -o requirements/image-$$part.txt; \
 	done
 
-.PHONY: help install demo test test-fast cluster-binaries test-cluster lint perf-router crds chart lock
+.PHONY: help install demo test test-fast cluster-binaries test-cluster lint perf-router crds metrics chart lock

@@ -11,18 +11,21 @@ from typing import Any
 from pd_router.core.policy import Drop
 from pd_router.core.sse import Ending
 from pd_router.shell.context import Context
+from pd_router.shell.exchange import Failure
 from pd_router.shell.legs import LegFailed, Prefilled
 
 
 class TurnRecord:
     """Facts of one turn, gathered as it goes. `fields` is what `/debug/explain` shows."""
 
-    __slots__ = ("_context", "_metrics", "arrived", "fields")
+    __slots__ = ("_accepted_at", "_context", "_leg", "_metrics", "arrived", "fields")
 
     def __init__(self, context: Context, request_id: str, api: str, arrived: float) -> None:
         self._context = context
         self._metrics = context.metrics
         self.arrived = arrived
+        self._leg: tuple[str, str] | None = None
+        self._accepted_at = 0.0
         self.fields: dict[str, Any] = {
             "request_id": request_id,
             "api": api,
@@ -36,6 +39,23 @@ class TurnRecord:
         waited = self._context.now() - self.arrived
         self._metrics.queue_seconds.observe(waited)
         self.fields["queue_ms"] = round(waited * 1e3, 2)
+
+    def began(self, leg: str, engine: str) -> None:
+        """A leg is about to be sent to an engine."""
+        self._leg_over("abandoned")
+        self._leg = (leg, engine)
+        self._metrics.legs[leg].inc()
+
+    def accepted(self) -> None:
+        """The head of decode's answer is there."""
+        self._accepted_at = self._context.now()
+
+    def _leg_over(self, result: str) -> None:
+        """The running leg, if there is one, is over."""
+        if self._leg is not None:
+            (leg, engine), self._leg = self._leg, None
+            self._metrics.legs[leg].dec()
+            self._metrics.leg_ended(leg, engine, result)
 
     def stage(self, name: str) -> None:
         """The turn reached a stage of the reuse funnel."""
@@ -55,12 +75,15 @@ class TurnRecord:
 
     def prefilled(self, result: Prefilled, seconds: float, attached: bool) -> None:
         """The prefill leg is over."""
+        self._leg_over("ok")
         self._metrics.prefill_seconds.observe(seconds)
         self.fields["prefill_ms"] = round(seconds * 1e3, 2)
         self.fields["prompt_tokens"] = result.prompt_tokens
         self.fields["cached_tokens"] = result.cached_tokens
         if result.prompt_tokens:
             self._metrics.prompt_tokens.inc(result.prompt_tokens)
+        if result.cached_tokens:
+            self._metrics.cached_tokens.inc(result.cached_tokens)
         if result.params is None:
             self.fields["handoff"] = "prefill offered no blocks"
         report = result.report
@@ -82,19 +105,28 @@ class TurnRecord:
     def first_content(self, prefilled_at: float) -> None:
         """The first content is about to be sent."""
         now = self._context.now()
-        self._metrics.ttft_seconds.observe(now - self.arrived)
         self.fields["ttft_ms"] = round((now - self.arrived) * 1e3, 2)
         if prefilled_at:
-            self._metrics.handoff_seconds.observe(now - prefilled_at)
+            self.fields["handoff_ms"] = round((self._accepted_at - prefilled_at) * 1e3, 2)
+        self.fields["first_token_ms"] = round((now - self._accepted_at) * 1e3, 2)
+        if not self.fields["stream"]:
+            return  # its first content is its last
+        self._metrics.ttft_seconds.observe(now - self.arrived)
+        self._metrics.first_token_seconds.observe(now - self._accepted_at)
+        if prefilled_at:
+            self._metrics.handoff_seconds.observe(self._accepted_at - prefilled_at)
 
     def ended(self, ending: Ending) -> None:
         """Decode's answer is over."""
+        self._leg_over("ok" if ending is Ending.CLEAN else "abandoned" if ending is Ending.ABORTED else "failed")
         self._metrics.endings[ending.value].inc()
         self.fields["ending"] = ending.value
 
     def failed(self, failure: LegFailed, attached: bool) -> None:
         """A leg failed."""
-        self._metrics.leg_failures.labels(failure.leg, failure.reason).inc()
+        given_up = failure.reason == Failure.ABORTED.value
+        self._leg_over("failed" if failure.engine_fault else "abandoned" if given_up else "refused")
+        self._metrics.leg_failures[failure.leg, failure.reason].inc()
         if attached:
             self.fields["reason"] = f"{failure.leg}_{failure.reason}"
         if failure.status is not None:
@@ -105,7 +137,7 @@ class TurnRecord:
 
     def retried(self, failure: LegFailed) -> None:
         """The turn starts again."""
-        self._metrics.retries.labels(failure.leg, failure.reason).inc()
+        self._metrics.retries[failure.leg, failure.reason].inc()
         self.fields["retries"].append(f"{failure.leg}: {failure.reason}")
 
     def stored(self, result: str) -> None:
@@ -125,8 +157,9 @@ class TurnRecord:
 
     def finish(self, status: int) -> None:
         """The turn is over."""
+        self._leg_over("abandoned")
         seconds = self._context.now() - self.arrived
-        self._metrics.requests.labels(self.fields["api"], str(status)).inc()
+        self._metrics.requests[self.fields["api"], str(status)].inc()
         self._metrics.turn_seconds.observe(seconds)
         self.fields["status"] = status
         self.fields["total_ms"] = round(seconds * 1e3, 2)

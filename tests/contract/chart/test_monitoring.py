@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,13 +18,7 @@ from pd_operator.core.choices import Role
 from pd_operator.core.names import engine_labels, router_labels
 from pd_operator.core.render_children import render_children
 from pd_operator.core.render_context import RenderContext
-from pd_operator.shell.metrics import Metrics as OperatorMetrics
-from pd_router.core.store import MemoryStore
-from pd_router.shell.discovery_metrics import DiscoveryMetrics, FleetCollector
-from pd_router.shell.fleet import Fleet
 from pd_router.shell.metrics import STAGES
-from pd_router.shell.metrics import Metrics as RouterMetrics
-from pd_router.shell.store_metrics import StoreCollector
 from support.charts import CHART, only, render
 from support.pddeployments import deployment
 
@@ -58,16 +53,8 @@ def samples(registry: CollectorRegistry) -> dict[str, set[str]]:
     return found
 
 
-def router_registry() -> CollectorRegistry:
-    """Everything that a router in a cluster exposes."""
-    metrics = RouterMetrics()
-    DiscoveryMetrics(metrics.registry)
-    metrics.register(StoreCollector(MemoryStore(1, 1, 1.0, 1.0), lambda: 0.0))
-    metrics.register(FleetCollector(Fleet(metrics, frozenset(), lambda _key: 0, lambda _member: None)))
-    return metrics.registry
-
-
-SERIES: Final = samples(OperatorMetrics().registry) | samples(router_registry())
+PAGE: Final = runpy.run_path(str(CHART.parents[1] / "docs" / "scripts" / "metrics_page.py"))
+SERIES: Final = samples(PAGE["operator_registry"]()) | samples(PAGE["router_metrics"]().registry)
 
 
 def test_the_catalogue_is_not_empty() -> None:
