@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from pd_router.access_flags import add_access_flags, read_access, read_tenant_limits, read_tls
 from pd_router.core.settings import (
+    Bypass,
     Limits,
     PodDiscovery,
     Reuse,
@@ -78,6 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="turns waiting; one more is refused with 429",
     )
+    _add_placement(parser)
     add("--queue-timeout", type=float, default=timeouts.queue, metavar="S", help="longest wait for admission")
     add("--connect-timeout", type=float, default=timeouts.connect, metavar="S", help="connecting to an engine")
     add("--prefill-timeout", type=float, default=timeouts.prefill, metavar="S", help="prefill leg without a handle")
@@ -107,6 +109,46 @@ def build_parser() -> argparse.ArgumentParser:
     add("--log-level", choices=("debug", "info", "warning"), default="info", help="log level")
     add_access_flags(parser)
     return parser
+
+
+def _add_placement(parser: argparse.ArgumentParser) -> None:
+    limits, bypass = Limits(), Bypass()
+    add = parser.add_argument_group("placement", "which engines serve a turn").add_argument
+    add(
+        "--decode-overload",
+        type=int,
+        default=limits.decode_overload,
+        metavar="TURNS",
+        help="beyond the least loaded engine's, before a conversation leaves the decode engine that holds it",
+    )
+    add(
+        "--retry-share",
+        type=float,
+        default=limits.retry_share,
+        metavar="SHARE",
+        help="retries per turn in the long run where engines answer with failures; 0 allows none of these",
+    )
+    add(
+        "--bypass-tokens",
+        type=int,
+        default=bypass.tokens,
+        metavar="N",
+        help="a turn with at most so many new tokens goes to the decode engine that has the rest, alone; 0 is off",
+    )
+    add(
+        "--bypass-share",
+        type=float,
+        default=bypass.share,
+        metavar="SHARE",
+        help="the same as a share of the prompt; both must hold",
+    )
+    add(
+        "--bypass-decode-turns",
+        type=int,
+        default=bypass.turns,
+        metavar="TURNS",
+        help="no bypass while that decode engine has more",
+    )
 
 
 def _add_discovery(parser: argparse.ArgumentParser) -> None:
@@ -176,7 +218,14 @@ def parse_settings(arguments: Sequence[str]) -> tuple[Settings, str]:
         tls=read_tls(args),
         tenant_limits=read_tenant_limits(args),
         tenancy=Tenancy(source=args.tenant_from, anonymous=args.anonymous == "reuse"),
-        limits=Limits(max_body_bytes=args.max_body_bytes, max_inflight=args.max_inflight, max_queue=args.max_queue),
+        limits=Limits(
+            max_body_bytes=args.max_body_bytes,
+            max_inflight=args.max_inflight,
+            max_queue=args.max_queue,
+            decode_overload=args.decode_overload,
+            retry_share=args.retry_share,
+        ),
+        bypass=Bypass(args.bypass_tokens, args.bypass_share, args.bypass_decode_turns),
         timeouts=Timeouts(
             connect=args.connect_timeout,
             prefill=args.prefill_timeout,

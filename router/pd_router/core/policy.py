@@ -16,6 +16,7 @@ from typing import Any
 from pd_router.core.linking import HISTORY, kind_of
 from pd_router.core.placement import Engine
 from pd_router.core.request import Prepared
+from pd_router.core.settings import Bypass
 from pd_router.core.store import Entry, Found
 from pd_wire.handle import decoder_handle_fault
 
@@ -67,6 +68,8 @@ class NotStored(StrEnum):
     NO_HANDLE = "no_handle"
     MALFORMED = "malformed"
     FOREIGN_HOST = "foreign_host"
+    TENANT_LIMIT = "tenant_limit"
+    """The tenant retains as much as it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +136,6 @@ def decide(
     if drop is None and entry.remote_tokens - local_tokens < threshold:
         drop = Drop.BELOW_THRESHOLD
     return Decision(drop is None, entry, drop, linked_by, newest)
-
-
-@dataclass(frozen=True, slots=True)
-class Bypass:
-    """When a turn goes to decode alone. All three must hold; `tokens` 0 is never."""
-
-    tokens: int = 0
-    """Tokens that decode would have to compute at most."""
-    share: float = 0.1
-    """The same as a share of the prompt, 0 to 1."""
-    turns: int = 4
-    """Turns that decode may have besides: what it computes for a prompt, its running streams wait for."""
 
 
 def bypass_obstacle(prepared: Prepared, decision: Decision, decode: str, turns: int, limits: Bypass) -> str | None:

@@ -77,7 +77,21 @@ class Limits:
     max_inflight: int = 1024
     max_queue: int = 1024
     decode_overload: int = 4
-    """The holder is passed over when it has this many more turns running than the least loaded decode engine."""
+    """The holder is passed over when it has more turns than this beyond those of the least loaded decode engine."""
+    retry_share: float = 0.2
+    """Retries per turn in the long run where an engine fails that answers; a burst of some is allowed besides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bypass:
+    """When a turn goes to decode alone. All three must hold; `tokens` 0 is never."""
+
+    tokens: int = 0
+    """Tokens that decode would have to compute at most."""
+    share: float = 0.1
+    """The same as a share of the prompt, 0 to 1."""
+    turns: int = 4
+    """Turns that decode may have besides: what it computes for a prompt, its running streams wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +158,7 @@ class Settings:
     tls: Tls = field(default_factory=Tls)
     tenant_limits: TenantLimits = field(default_factory=TenantLimits)
     limits: Limits = field(default_factory=Limits)
+    bypass: Bypass = field(default_factory=Bypass)
     timeouts: Timeouts = field(default_factory=Timeouts)
 
 
@@ -231,6 +246,24 @@ def _not_positive(values: Mapping[str, float]) -> list[str]:
     ]
 
 
+def _placement_problems(settings: Settings) -> list[str]:
+    """What is wrong with how engines are chosen."""
+    counts = {
+        "--decode-overload": settings.limits.decode_overload,
+        "--bypass-tokens": settings.bypass.tokens,
+        "--bypass-decode-turns": settings.bypass.turns,
+    }
+    shares = {"--retry-share": settings.limits.retry_share, "--bypass-share": settings.bypass.share}
+    return [
+        *(f"{flag}: must be 0 or more, got {value}" for flag, value in counts.items() if value < 0),
+        *(
+            f"{flag}: must be a finite share from 0 to 1, got {value:g}"
+            for flag, value in shares.items()
+            if not 0 <= value <= 1
+        ),
+    ]
+
+
 def check(settings: Settings) -> None:
     """Raise SettingsError with every problem that the combination has."""
     problems = _source_problems(settings)
@@ -278,6 +311,7 @@ def check(settings: Settings) -> None:
         )
     if settings.limits.max_queue < 0:
         problems.append("--max-queue: must be 0 or more")
+    problems.extend(_placement_problems(settings))
     if settings.tenancy.source not in ("authorization", "header"):
         problems.append(f"--tenant-from: {settings.tenancy.source!r} must be authorization or header")
     problems.extend(access_problems(settings.access, settings.tenancy.source, settings.tenancy.anonymous))

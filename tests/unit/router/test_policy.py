@@ -14,7 +14,6 @@ from pd_router.core.history import make_reply
 from pd_router.core.linking import Keyring
 from pd_router.core.placement import Engine
 from pd_router.core.policy import (
-    Bypass,
     Decision,
     Drop,
     NotStored,
@@ -25,7 +24,9 @@ from pd_router.core.policy import (
     newest_keys,
 )
 from pd_router.core.request import Api, Prepared, prepare
-from pd_router.core.store import Entry, Found, MemoryStore
+from pd_router.core.settings import Bypass
+from pd_router.core.store import Entry, Found
+from pd_router.core.store_memory import MemoryStore
 
 TTL = 450.0
 HOSTS = frozenset({"10.0.0.1", "10.0.0.2"})

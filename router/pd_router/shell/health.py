@@ -1,0 +1,92 @@
+"""What the outcome of a leg says about its engine, and about the pair that moved KV for it.
+
+Separate from the turn, which only says how a leg ended, and from the leg, which only says what happened on the wire.
+A failure that a transfer may have caused counts against the pair; against the engine it counts as one "with that
+partner", see `Breaker`. Where no other partner could have been chosen the two can't be told apart, and the engine is
+blamed as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pd_router.core.pairs import Pair, Pairs
+from pd_router.core.placement import Engine
+from pd_router.core.sse import Ending
+from pd_router.shell.exchange import Failure
+from pd_router.shell.fleet import Member
+from pd_router.shell.legs import LegFailed
+
+TRANSFER_FAILURES: Final = frozenset(
+    {"status_5xx", Ending.ERROR_FINISH.value, Ending.ERROR_EVENT.value, Failure.TIMEOUT.value}
+)
+"""How an engine answers when it can't read its peer's KV: vLLM says 500 or ends with "error" (`kv_load_failure_policy:
+fail`), and over LIBFABRIC nothing at all comes. A lost connection or a 503 has nothing to do with a peer."""
+
+
+@dataclass(slots=True)
+class LegWatch:
+    """One leg that is under way. Exactly one of the verdicts ends it."""
+
+    member: Member
+    pair: Pair | None
+    partner: str
+    pairs: Pairs
+    now: Callable[[], float]
+
+    def succeeded(self, moved: bool = True) -> None:
+        """The leg did what it was asked. `moved`: KV was moved, or there was no need to."""
+        self.member.breaker.succeeded()
+        if self.pair is not None:
+            if moved:
+                self.pairs.succeeded(self.pair)
+            else:
+                self.pairs.failed(self.pair, self.now())
+
+    def failed(self, failure: LegFailed) -> bool:
+        """The leg failed before anything reached the client. Returns whether a transfer may have been the cause."""
+        moving = self.pair is not None and failure.reason in TRANSFER_FAILURES
+        if failure.engine_fault:
+            self.member.breaker.failed(self.now(), self.partner if moving else "")
+        else:
+            self.member.breaker.abandoned()
+        if self.pair is not None:
+            if moving:
+                self.pairs.failed(self.pair, self.now())
+            else:
+                self.pairs.abandoned(self.pair)
+        return moving
+
+    def broke_off(self) -> None:
+        """The answer ended badly after its first content: the transfer was over by then."""
+        self.member.breaker.failed(self.now())
+        if self.pair is not None:
+            self.pairs.succeeded(self.pair)
+
+    def abandoned(self) -> None:
+        """It ended without a verdict."""
+        self.member.breaker.abandoned()
+        if self.pair is not None:
+            self.pairs.abandoned(self.pair)
+
+
+def watch(
+    member: Member, pair: Pair | None, others: Sequence[Engine], pairs: Pairs, now: Callable[[], float]
+) -> LegWatch:
+    """Begin a leg: for an engine or a pair that is half-open it is the trial.
+
+    Args:
+        pair: when KV is to be moved.
+        others: engines of the partner's role.
+    """
+    began = now()
+    member.breaker.sent(began)
+    partner = ""
+    if pair is not None:
+        pairs.sent(pair, began)
+        other = pair.decode if pair.prefill == member.key else pair.prefill
+        if any(engine.takes_work and engine.key != other for engine in others):
+            partner = other
+    return LegWatch(member, pair, partner, pairs, now)
