@@ -24,7 +24,8 @@ from pd_router.core.placement import Engine, Loads, choose_decode, choose_prefil
 from pd_router.core.policy import decide, judge_handle  # noqa: E402
 from pd_router.core.request import Api, prepare  # noqa: E402
 from pd_router.core.sse import Ending, SseFilter  # noqa: E402
-from pd_router.core.store import Entry, MemoryStore  # noqa: E402
+from pd_router.core.store import Entry  # noqa: E402
+from pd_router.core.store_memory import MemoryStore  # noqa: E402
 
 HANDLE: dict[str, Any] = {
     "do_remote_prefill": False,

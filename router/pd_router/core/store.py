@@ -1,32 +1,26 @@
-"""Where handles wait between two turns: one take per handle, bounded in bytes, entries and time.
+"""Where handles wait between two turns: one take per handle, bounded in bytes and time. The port and its values.
 
-Separate from policy: the store knows nothing of proofs or engines, it keeps and hands out. `HandleStore` is the port;
-`MemoryStore` keeps everything in this process and is synchronous, so a take cannot be interleaved. An external store
-(atomic take by script) implements the same verbs behind an asynchronous port of the shell.
+Separate from policy: a store knows nothing of proofs or engines, it keeps and hands out. Two implement the port: one in
+this process (`store_memory`), one that several routers share (`shell/valkey_store`). A verb that has to wait returns an
+awaitable in place of its result, so that a turn over a store in memory never gives up its place in the loop.
 
-Time is the router's monotonic clock, in seconds. Entries arrive in order of time and all live equally long, so the
-oldest is also the next to expire: one ordered dict serves as expiry queue and as eviction order.
+Time is the router's monotonic clock, in seconds.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, Protocol
 
 from pd_router.core.cutting import Handle
 from pd_router.core.jsontext import RawJson, decode_exactly, encode
-from pd_router.core.linking import is_id_key
-from pd_router.core.pinned import Pinned
 from pd_wire.handle import data_parallel_rank
 from pd_wire.names import PROOF_KEY
 
 ENTRY_OVERHEAD: Final = 1024
 """Bytes that one entry costs besides its handle: the objects and dict slots of an entry with two keys, rounded up."""
-_TURNS_PER_ENTRY: Final = 2
-"""Conversations whose turn numbers are remembered, per entry that the store may hold."""
 
 
 class PutResult(StrEnum):
@@ -38,6 +32,9 @@ class PutResult(StrEnum):
     LATE = "late"
     TOO_LARGE = "too_large"
     NO_KEY = "no_key"
+    EXPIRED = "expired"
+    """It is too old by now: the way to the store took so long."""
+    UNAVAILABLE = "store_unavailable"
 
 
 class Fate(StrEnum):
@@ -51,6 +48,18 @@ class Fate(StrEnum):
     FORGOTTEN = "forgotten"
     LATE = "late"
     TOO_LARGE = "too_large"
+
+
+class Ticket(NamedTuple):
+    """A turn's place in a shared store, for its own put: where its number counts and what the time is there."""
+
+    run: str
+    """The server process; a number of one says nothing about another's."""
+    era: int
+    """Changes when the server's clock is set back or its data is dropped."""
+    server_ms: int
+    """The server's clock at `at` or before."""
+    at: float
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +85,11 @@ class Entry:
     behind: int = 0
     """Estimated tokens of the turns since D kept the blocks, which left no handle of their own."""
     keys: tuple[bytes, ...] = ()
+    sent: float = 0.0
+    """When the turn that left it was sent to the holder."""
+    identity: str = ""
+    """What other routers know the holder's process by; "" when it is not the one that the turn was sent to."""
+    ticket: Ticket | None = None
 
     @classmethod
     def of(
@@ -88,6 +102,9 @@ class Entry:
         arrived: float,
         turn: int,
         inexact: str | None,
+        sent: float = 0.0,
+        identity: str = "",
+        ticket: Ticket | None = None,
     ) -> Entry:
         """An entry for a handle that passed `policy.judge_handle`."""
         return cls(
@@ -103,6 +120,9 @@ class Entry:
             remote_tokens=handle["remote_num_tokens"],
             groups=len(handle["remote_block_ids"]),
             rank=data_parallel_rank(handle),
+            sent=sent,
+            identity=identity,
+            ticket=ticket,
         )
 
     @property
@@ -128,12 +148,23 @@ class Found(NamedTuple):
     key: bytes
 
 
+class Opened(NamedTuple):
+    """A turn that began: its number, what it took, and its place in a shared store."""
+
+    turn: int
+    found: Found | None
+    ticket: Ticket | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Figures for metrics. Pinned figures are an estimate: nothing tells the router when D really frees."""
+    """Figures for metrics. Pinned figures are an estimate: nothing tells the router when D really frees.
 
-    entries: int
-    bytes: int
+    `entries` and `bytes` are None where the store is not this router's own.
+    """
+
+    entries: int | None
+    bytes: int | None
     fates: Mapping[str, int]
     stored: int
     pinned_handles: Mapping[str, int]
@@ -143,172 +174,24 @@ class Stats:
 class HandleStore(Protocol):
     """The port. Every implementation passes `tests/unit/router/store_behaviour.py`."""
 
-    def begin(self, keys: Sequence[bytes], now: float) -> int:
-        """A turn starts: give it a number, higher than every earlier one."""
+    def open(self, keys: Sequence[bytes], now: float) -> Opened | Awaitable[Opened]:
+        """A turn starts. Give it a number, higher than every earlier one, and remove the first live entry that one of
+        `keys` leads to, with all its keys: at most one turn gets it."""
 
-    def take(self, keys: Sequence[bytes], now: float) -> Found | None:
-        """Remove the first live entry that one of `keys` leads to, with all its keys. At most one caller gets it."""
-
-    def put(self, entry: Entry, keys: Sequence[bytes], now: float) -> PutResult:
+    def put(self, entry: Entry, keys: Sequence[bytes], now: float) -> PutResult | Awaitable[PutResult]:
         """Keep a handle under those of `keys` that no newer turn holds."""
 
     def spent(self, entry: Entry) -> None:
         """A taken handle was sent: its blocks are given back by the read, so they no longer count as pinned."""
 
-    def forget(self, keys: Sequence[bytes]) -> None:
+    def forget(self, keys: Sequence[bytes]) -> Awaitable[None] | None:
         """Drop what `keys` lead to: the conversation went on without a handle."""
 
-    def purge_holder(self, holder: str, now: float, incarnation: str | None = None) -> int:
-        """Drop all handles of an engine whose process is gone, or of one incarnation of it; how many there were."""
+    def purge_holder(self, holder: str, now: float) -> int:
+        """Hand out no handle any more of an engine whose process is gone; how many were dropped for it."""
 
     def expire(self, now: float) -> int:
         """Drop what is too old; how many there were."""
 
     def stats(self, now: float) -> Stats:
         """Figures as of now."""
-
-
-@dataclass(slots=True)
-class MemoryStore:
-    """The store of one router process.
-
-    Args:
-        cap_bytes: of handles and their bookkeeping.
-        cap_entries: handles.
-        router_ttl: seconds after its arrival for which a handle is handed out; below the engine's.
-        engine_ttl: seconds for which D keeps the blocks, whether or not the handle is still here.
-    """
-
-    cap_bytes: int
-    cap_entries: int
-    router_ttl: float
-    engine_ttl: float
-    _index: dict[bytes, Entry] = field(default_factory=dict)
-    _entries: OrderedDict[int, Entry] = field(default_factory=OrderedDict)
-    """By `id`, in order of arrival. Not a plain dict: taking from its front walks over all the holes left there."""
-    _latest: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
-    """Id key → its newest turn, least recently begun first."""
-    _bytes: int = 0
-    _turn: int = 0
-    _stored: int = 0
-    _fates: Counter[str] = field(default_factory=Counter)
-    _pinned: Pinned = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._pinned = Pinned(self.engine_ttl)
-
-    def begin(self, keys: Sequence[bytes], now: float) -> int:
-        """See `HandleStore`."""
-        self._turn += 1
-        latest = self._latest
-        for key in keys:
-            if is_id_key(key):
-                latest[key] = self._turn
-                latest.move_to_end(key)
-        while len(latest) > self.cap_entries * _TURNS_PER_ENTRY:
-            latest.popitem(last=False)
-        return self._turn
-
-    def take(self, keys: Sequence[bytes], now: float) -> Found | None:
-        """See `HandleStore`."""
-        for key in keys:
-            entry = self._index.get(key)
-            if entry is None:
-                continue
-            if now - entry.arrived >= self.router_ttl:
-                self._remove(entry, Fate.EXPIRED)
-                continue
-            self._remove(entry, Fate.TAKEN)
-            return Found(entry, key)
-        return None
-
-    def put(self, entry: Entry, keys: Sequence[bytes], now: float) -> PutResult:
-        """See `HandleStore`."""
-        self._pinned.add(entry.holder, entry.arrived, entry.remote_tokens)
-        if not keys:
-            return PutResult.NO_KEY
-        free = tuple([key for key in keys if not self._held_by_newer(key, entry.turn)])
-        if not free:
-            self._fates[Fate.LATE] += 1
-            return PutResult.LATE
-        if entry.size > self.cap_bytes or self.cap_entries < 1:
-            self._fates[Fate.TOO_LARGE] += 1
-            return PutResult.TOO_LARGE
-        self._claim(free)
-        self.expire(now)
-        self._make_room(entry.size)
-        entry.keys = free
-        self._entries[id(entry)] = entry
-        for key in free:
-            self._index[key] = entry
-        self._bytes += entry.size
-        self._stored += 1
-        return PutResult.STORED if len(free) == len(keys) else PutResult.PARTLY_LATE
-
-    def spent(self, entry: Entry) -> None:
-        """See `HandleStore`."""
-        self._pinned.release(entry.holder, entry.arrived, entry.remote_tokens)
-
-    def forget(self, keys: Sequence[bytes]) -> None:
-        """See `HandleStore`."""
-        for key in keys:
-            entry = self._index.get(key)
-            if entry is not None:
-                self._remove(entry, Fate.FORGOTTEN)
-
-    def purge_holder(self, holder: str, now: float, incarnation: str | None = None) -> int:
-        """See `HandleStore`. Walks all entries; called when a process died, not per turn."""
-        gone = [
-            entry
-            for entry in self._entries.values()
-            if entry.holder == holder and (incarnation is None or entry.incarnation == incarnation)
-        ]
-        for entry in gone:
-            self._remove(entry, Fate.PURGED)
-        self._pinned.forget(holder)
-        return len(gone)
-
-    def expire(self, now: float) -> int:
-        """See `HandleStore`."""
-        count = 0
-        oldest_allowed = now - self.router_ttl
-        while self._entries:
-            entry = next(iter(self._entries.values()))
-            if entry.arrived > oldest_allowed:
-                break
-            self._remove(entry, Fate.EXPIRED)
-            count += 1
-        return count
-
-    def stats(self, now: float) -> Stats:
-        """See `HandleStore`."""
-        handles, tokens = self._pinned.totals(now)
-        return Stats(len(self._entries), self._bytes, dict(self._fates), self._stored, handles, tokens)
-
-    def _held_by_newer(self, key: bytes, turn: int) -> bool:
-        if self._latest.get(key, 0) > turn:
-            return True
-        there = self._index.get(key)
-        return there is not None and there.turn > turn
-
-    def _claim(self, keys: Sequence[bytes]) -> None:
-        """Take keys away from older entries; an entry that loses its last one is out of reach and goes."""
-        for key in keys:
-            old = self._index.get(key)
-            if old is None:
-                continue
-            old.keys = tuple([other for other in old.keys if other != key])
-            del self._index[key]
-            if not old.keys:
-                self._remove(old, Fate.OVERWRITTEN)
-
-    def _make_room(self, size: int) -> None:
-        while self._entries and (len(self._entries) >= self.cap_entries or self._bytes + size > self.cap_bytes):
-            self._remove(next(iter(self._entries.values())), Fate.EVICTED)
-
-    def _remove(self, entry: Entry, fate: Fate) -> None:
-        del self._entries[id(entry)]
-        for key in entry.keys:
-            del self._index[key]
-        self._bytes -= entry.size
-        self._fates[fate] += 1

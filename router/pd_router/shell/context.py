@@ -13,7 +13,7 @@ from typing import Any
 from pd_router.core.linking import Keyring
 from pd_router.core.placement import Loads
 from pd_router.core.settings import Settings
-from pd_router.core.store import MemoryStore
+from pd_router.core.store import HandleStore
 from pd_router.shell.admission import Admission
 from pd_router.shell.fleet import Fleet, Member
 from pd_router.shell.guard import Guard
@@ -33,7 +33,7 @@ class Context:
     metrics: Metrics
     pool: EnginePool
     fleet: Fleet
-    store: MemoryStore
+    store: HandleStore
     keyring: Keyring
     admission: Admission
     loads: Loads

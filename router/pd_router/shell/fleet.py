@@ -8,12 +8,14 @@ that no turn can attach a handle of the old memory to traffic for the new (EL-01
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from pd_router.core.breaker import Breaker
 from pd_router.core.placement import Engine, Loads
+from pd_router.core.witness import Witness
 from pd_router.shell.exchange import Address
 from pd_router.shell.metrics import Metrics
 from pd_wire.names import ROLE_DECODE
@@ -40,6 +42,7 @@ class Member:
     incarnation: int = 0
     peers: set[str] = field(default_factory=set)
     breaker: Breaker = field(default_factory=Breaker)
+    witness: Witness = field(default_factory=Witness)
 
 
 class Fleet:
@@ -153,14 +156,34 @@ class Fleet:
         member = self._members[key]
         purged = self._purge(key) if member.role == ROLE_DECODE else 0
         member.incarnation += 1
+        member.witness.broken()
         self._metrics.engine_breaks.labels(member.role, key).inc()
         log.warning("%s engine %s lost its process; %d of its handles purged", member.role, key, purged)
 
     def seen_from(self, key: str, peer: str) -> None:
-        """The engine answered from this address."""
+        """A connection to the engine stands; it answers from this address."""
+        self._members[key].witness.connected(peer, time.monotonic())
         if peer:
             self._members[key].peers.add(peer)
             self._hosts = None
+
+    def identify(self, key: str, uid: str, process: str) -> None:
+        """What the kubelet calls the engine's process. Unknown keys are ignored."""
+        member = self._members.get(key)
+        if member is not None:
+            member.witness.identify(uid, process)
+
+    def incarnation_of(self, key: str, identity: str, sent: float) -> str:
+        """Which incarnation here left a handle that came by way of another router; "" when none is known to have.
+
+        Args:
+            identity: what that router calls the process.
+            sent: when its turn was sent there, by this router's clock.
+        """
+        member = self._members.get(key)
+        if member is None or not member.witness.knows(identity, sent):
+            return ""
+        return str(member.incarnation)
 
     def summary(self) -> list[dict[str, Any]]:
         """For `/status`; `ready` means that it takes new turns."""

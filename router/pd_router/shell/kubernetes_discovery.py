@@ -19,6 +19,7 @@ from typing import Any
 from pd_router.core.engine_pod import EnginePod
 from pd_router.core.pods import Change, Changed, Joined, Left, PodSet, Refused, Restarted
 from pd_router.core.settings import PodDiscovery, Timeouts
+from pd_router.core.witness import Witness
 from pd_router.shell.discovery import DiscoveryError, EngineProbes
 from pd_router.shell.discovery_metrics import DiscoveryMetrics
 from pd_router.shell.exchange import Address
@@ -224,13 +225,20 @@ class KubernetesDiscovery:
                 case Restarted(name):
                     self._fleet.broken(name)
                     self._fleet.set_ready(name, False)
+                    self._identify(name)
                     self._probes.nudge(name)
                 case Changed(pod):
                     self._fleet.admit(pod.name, pod.ready, pod.draining)
+                    self._identify(pod.name)
                 case Joined(pod):
                     self._join(pod)
                 case Refused(pod):
                     log.warning("pod %s cannot be an engine: %s", pod.name, pod.why)
+
+    def _identify(self, name: str) -> None:
+        pod = self._pods.engines().get(name)
+        if pod is not None:
+            self._fleet.identify(name, pod.uid, pod.process)
 
     def _join(self, pod: EnginePod) -> None:
         member = Member(
@@ -241,6 +249,7 @@ class KubernetesDiscovery:
             admitted=pod.ready,
             draining=pod.draining,
             peers=set(pod.hosts),
+            witness=Witness.of_pod(pod.uid, pod.process),
         )
         self._fleet.add(member)
         self._probes.watch(member)

@@ -6,6 +6,7 @@ which a turn cannot be tried again: nothing is written to the client until decod
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,8 @@ from pd_router.shell.legs import LegFailed, relayed_headers
 from pd_router.shell.record import TurnRecord
 from pd_router.shell.responder import Responder
 
-Keep = Callable[[dict[str, Any] | None, Reply | None, str], None]
+Keep = Callable[[dict[str, Any] | None, Reply | None, str], asyncio.Future[None] | None]
+"""Keeps the handle. The last byte waits for the future, if there is one: the next turn may come at once."""
 Headers = list[tuple[bytes, bytes]]
 
 _DONE = b"[DONE]"
@@ -28,7 +30,7 @@ _DONE_REACH = 16
 """Bytes at the end of a chunk in which `[DONE]` is looked for; a model's text is followed by quotes and braces."""
 
 
-def send_whole(
+async def send_whole(
     record: TurnRecord,
     responder: Responder,
     exchange: Exchange,
@@ -50,7 +52,9 @@ def send_whole(
     if responder.gone:
         return
     record.first_content(prefilled_at)
-    keep(handle, answer.reply(), answer.id)
+    keeping = keep(handle, answer.reply(), answer.id)
+    if keeping is not None:
+        await keeping
     responder.send(200, [*relayed_headers(exchange), *own_headers], clean)
 
 
@@ -77,6 +81,8 @@ class StreamRelay:
         self._held: list[bytes] = []
         self._last = b""
         self._keep: Keep | None = None
+        self._keeping: asyncio.Future[None] | None = None
+        self._over = self._judged = False
         self._failure: LegFailed | LegError | None = None
         self._status = 200
 
@@ -102,13 +108,15 @@ class StreamRelay:
         else:
             exchange.on_end = self._end
             await exchange.ended()
+        if self._keeping is not None:
+            await self._keeping
         if self._failure is not None:
             raise self._failure
         return self._status
 
     def _data(self, data: bytes) -> None:
         """Bytes from decode, once per read."""
-        exchange, stream, responder = self._exchange, self._filter, self._responder
+        exchange, stream = self._exchange, self._filter
         try:
             out = stream.feed(data)
         except EventTooLarge as error:
@@ -116,9 +124,14 @@ class StreamRelay:
             return
         if _DONE in out[-_DONE_REACH:]:
             self._keep_handle()
-        if exchange.complete:
-            self._last = out  # goes out with the end of the answer, in one write
-        elif responder.started:
+        if exchange.complete or self._keeping is not None:
+            self._last += out  # goes out with the end of the answer, in one write
+        else:
+            self._pass_on(out)
+
+    def _pass_on(self, out: bytes) -> None:
+        exchange, stream, responder = self._exchange, self._filter, self._responder
+        if responder.started:
             responder.write(out)
         else:
             if out:
@@ -131,6 +144,9 @@ class StreamRelay:
 
     def _end(self) -> None:
         """Decode's answer is over. Ends the client's in the same write as the last bytes."""
+        self._over = True
+        if self._keeping is not None:
+            return
         exchange, responder, stream = self._exchange, self._responder, self._filter
         responder.on_pause = responder.on_resume = None
         tail = self._last + stream.flush()
@@ -148,7 +164,9 @@ class StreamRelay:
                 return
             self._start()
         if ending is Ending.CLEAN:
-            self._keep_handle()
+            if self._keep_handle():
+                self._judged, self._last = True, tail
+                return
             responder.end(tail)
             return
         self._status = 502
@@ -169,13 +187,28 @@ class StreamRelay:
     def _resume(self) -> None:
         self._exchange.resume(self._now() + self._idle)
 
-    def _keep_handle(self) -> None:
-        """Keep the handle, once. Without [DONE] only the end of the body makes the stream clean."""
+    def _keep_handle(self) -> bool:
+        """Keep the handle, once; whether that is still going on. Without [DONE] only the end of the body makes the
+        stream clean."""
         if self._keep is None or self._responder.gone:
-            return
+            return False
         if self._filter.ending(complete=self._exchange.complete) is Ending.CLEAN:
             keep, self._keep = self._keep, None
-            keep(self._filter.handle, self._filter.reply(), self._filter.response_id)
+            self._keeping = keep(self._filter.handle, self._filter.reply(), self._filter.response_id)
+            if self._keeping is not None:
+                self._keeping.add_done_callback(self._kept)
+        return self._keeping is not None
+
+    def _kept(self, _done: asyncio.Future[None]) -> None:
+        """The handle is where the next turn looks for it: what was held back may go."""
+        self._keeping = None
+        if self._judged:
+            self._responder.end(self._last)
+        elif self._over:
+            self._end()
+        else:
+            held, self._last = self._last, b""
+            self._pass_on(held)
 
 
 def _whole_ending(answer: Transcript) -> Ending:

@@ -21,7 +21,7 @@ from pd_router.core.fields import Api
 from pd_router.core.linking import Keyring
 from pd_router.core.placement import Loads
 from pd_router.core.settings import Settings, SettingsError
-from pd_router.core.store import MemoryStore
+from pd_router.core.store_memory import MemoryStore
 from pd_router.shell.admin import Admin
 from pd_router.shell.admission import Admission
 from pd_router.shell.client import ClientConnection, ServerState

@@ -8,20 +8,21 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from pd_router.core.store import MemoryStore
+from pd_router.core.store import HandleStore
 
 
 class StoreCollector(Collector):
     """Entries, bytes and the fate of handles; outstanding tokens per holder are an estimate of what D has pinned."""
 
-    def __init__(self, store: MemoryStore, now: Callable[[], float]) -> None:
+    def __init__(self, store: HandleStore, now: Callable[[], float]) -> None:
         self._store = store
         self._now = now
 
     def collect(self) -> Iterator[Metric]:
         stats = self._store.stats(self._now())
-        yield GaugeMetricFamily("pd_router_handles", "Handles that can be used", value=stats.entries)
-        yield GaugeMetricFamily("pd_router_handle_bytes", "Memory that handles take", value=stats.bytes)
+        if stats.entries is not None and stats.bytes is not None:
+            yield GaugeMetricFamily("pd_router_handles", "Handles that can be used", value=stats.entries)
+            yield GaugeMetricFamily("pd_router_handle_bytes", "Memory that handles take", value=stats.bytes)
         fates = CounterMetricFamily("pd_router_handle_fates", "Handles by how they left the store", labels=["fate"])
         for fate, count in stats.fates.items():
             fates.add_metric([fate], count)

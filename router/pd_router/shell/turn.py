@@ -8,8 +8,11 @@ again, without the handle and on other engines where there are any; after that b
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
+from collections.abc import Awaitable
+from typing import NamedTuple
 
 from pd_router.core import errors
 from pd_router.core.errors import ApiError, error_event
@@ -40,6 +43,15 @@ CLIENT_LEFT = 499
 _UNREACHED = frozenset(
     {Failure.CONNECT.value, Failure.CONNECT_TIMEOUT.value, Failure.CLOSED.value, Failure.TIMEOUT.value}
 )
+
+
+class Dispatch(NamedTuple):
+    """A decode leg as it was sent: what its handle belongs to, even if the engine has another process by then."""
+
+    decode: Member
+    incarnation: int
+    identity: str
+    at: float
 
 
 class Turn:
@@ -173,38 +185,47 @@ class Turn:
         return decision
 
     def keep(
-        self,
-        prepared: Prepared,
-        decode: Member,
-        incarnation: int,
-        handle: dict[str, object] | None,
-        reply: Reply | None,
-        answer_id: str,
-    ) -> None:
-        """Keep D's handle. Called before the last byte is written: the next turn may follow at once.
+        self, prepared: Prepared, sent: Dispatch, handle: dict[str, object] | None, reply: Reply | None, answer_id: str
+    ) -> asyncio.Future[None] | None:
+        """Keep D's handle. Called before the last byte is written: the next turn may follow at once, on any router.
 
-        `incarnation`: the one that the turn was sent to; an answer may be read to its end after its process is gone.
+        Returns what has to be done before that byte, or None when all is done.
         """
-        context = self._context
+        context, decode = self._context, sent.decode
         if not self._keys or self._tenant is None:
-            return
+            return None
         fault = judge_handle(handle, context.fleet.hosts())
         if fault is not None or handle is None:
-            context.store.forget(self._keys)
             self._record.not_stored(fault or NotStored.NO_HANDLE)
-            return
+            forgotten = context.store.forget(self._keys)
+            return None if forgotten is None else asyncio.ensure_future(forgotten)
         now = context.now()
         entry = Entry.of(
             handle,
             holder=decode.key,
-            incarnation=str(incarnation),
+            incarnation=str(sent.incarnation),
             generation=decode.generation,
             arrived=now,
             turn=self._turn_number,
             inexact=prepared.inexact or (reply.inexact if reply is not None else "reply unknown"),
+            sent=sent.at,
+            identity=sent.identity if decode.incarnation == sent.incarnation else "",
+            ticket=self._ticket,
         )
         result = context.store.put(entry, context.keyring.store_keys(self._tenant, prepared, reply, answer_id), now)
-        self._record.stored(result.value)
+        if isinstance(result, PutResult):
+            self._kept(result)
+            return None
+        return asyncio.ensure_future(self._kept_later(result))
+
+    def _kept(self, result: PutResult) -> None:
+        if result is PutResult.UNAVAILABLE:
+            self._record.not_stored(result.value)
+        else:
+            self._record.stored(result.value)
+
+    async def _kept_later(self, result: Awaitable[PutResult]) -> None:
+        self._kept(await result)
 
     # -- one attempt -----------------------------------------------------------------------------
     async def _attempt(self, prepared: Prepared, decision: Decision) -> None:
@@ -290,7 +311,8 @@ class Turn:
             # The client left between the legs. Decode still has to read P's blocks, or they are stranded until the
             # lease ends; no exchange existed for `_client_left` to bound, so the bound is set here.
             wait = timeouts.handoff
-        keep = functools.partial(self.keep, prepared, decode, decode.incarnation)
+        sent = Dispatch(decode, decode.incarnation, decode.witness.identity, context.now())
+        keep = functools.partial(self.keep, prepared, sent)
         decode.breaker.sent(context.now())
         self._record.began(ROLE_DECODE, decode.key)
         try:
@@ -304,7 +326,7 @@ class Turn:
             else:
                 exchange.deadline = context.now() + timeouts.idle
                 raw = await exchange.body()
-                send_whole(
+                await send_whole(
                     self._record,
                     responder,
                     exchange,

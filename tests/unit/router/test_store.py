@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pd_router.core.cutting import strip_json
-from pd_router.core.store import ENTRY_OVERHEAD, Entry, Fate, HandleStore, MemoryStore
+from pd_router.core.store import ENTRY_OVERHEAD, Entry, Fate
+from pd_router.core.store_memory import MemoryStore
 from unit.router.store_behaviour import ENGINE_TTL, TTL, StoreBehaviour, entry, handle
 
 
 class TestMemoryStore(StoreBehaviour):
-    def make(self, cap_bytes: int = 1 << 20, cap_entries: int = 1000) -> HandleStore:
+    def make(self, cap_bytes: int = 1 << 20, cap_entries: int = 1000) -> MemoryStore:
         return MemoryStore(cap_bytes, cap_entries, TTL, ENGINE_TTL)
 
 

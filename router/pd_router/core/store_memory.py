@@ -1,0 +1,165 @@
+"""The handle store of one router process, bounded in bytes, entries and time.
+
+Synchronous, so that a take cannot be interleaved. Entries arrive in order of time and all live equally long, so the
+oldest is also the next to expire: one ordered dict serves as expiry queue and as eviction order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from pd_router.core.linking import is_id_key
+from pd_router.core.pinned import Pinned
+from pd_router.core.store import Entry, Fate, Found, Opened, PutResult, Stats
+
+_TURNS_PER_ENTRY: Final = 2
+"""Conversations whose turn numbers are remembered, per entry that the store may hold."""
+
+
+@dataclass(slots=True)
+class MemoryStore:
+    """The store of one router process.
+
+    Args:
+        cap_bytes: of handles and their bookkeeping.
+        cap_entries: handles.
+        router_ttl: seconds after its arrival for which a handle is handed out; below the engine's.
+        engine_ttl: seconds for which D keeps the blocks, whether or not the handle is still here.
+    """
+
+    cap_bytes: int
+    cap_entries: int
+    router_ttl: float
+    engine_ttl: float
+    _index: dict[bytes, Entry] = field(default_factory=dict)
+    _entries: OrderedDict[int, Entry] = field(default_factory=OrderedDict)
+    """By `id`, in order of arrival. Not a plain dict: taking from its front walks over all the holes left there."""
+    _latest: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
+    """Id key → its newest turn, least recently begun first."""
+    _bytes: int = 0
+    _turn: int = 0
+    _stored: int = 0
+    _fates: Counter[str] = field(default_factory=Counter)
+    _pinned: Pinned = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._pinned = Pinned(self.engine_ttl)
+
+    def open(self, keys: Sequence[bytes], now: float) -> Opened:
+        """See `HandleStore`."""
+        return Opened(self.begin(keys, now), self.take(keys, now))
+
+    def begin(self, keys: Sequence[bytes], now: float) -> int:
+        """Give a turn its number."""
+        self._turn += 1
+        latest = self._latest
+        for key in keys:
+            if is_id_key(key):
+                latest[key] = self._turn
+                latest.move_to_end(key)
+        while len(latest) > self.cap_entries * _TURNS_PER_ENTRY:
+            latest.popitem(last=False)
+        return self._turn
+
+    def take(self, keys: Sequence[bytes], now: float) -> Found | None:
+        """Remove the first live entry that one of `keys` leads to."""
+        for key in keys:
+            entry = self._index.get(key)
+            if entry is None:
+                continue
+            if now - entry.arrived >= self.router_ttl:
+                self._remove(entry, Fate.EXPIRED)
+                continue
+            self._remove(entry, Fate.TAKEN)
+            return Found(entry, key)
+        return None
+
+    def put(self, entry: Entry, keys: Sequence[bytes], now: float) -> PutResult:
+        """See `HandleStore`."""
+        self._pinned.add(entry.holder, entry.arrived, entry.remote_tokens)
+        if not keys:
+            return PutResult.NO_KEY
+        free = tuple([key for key in keys if not self._held_by_newer(key, entry.turn)])
+        if not free:
+            self._fates[Fate.LATE] += 1
+            return PutResult.LATE
+        if entry.size > self.cap_bytes or self.cap_entries < 1:
+            self._fates[Fate.TOO_LARGE] += 1
+            return PutResult.TOO_LARGE
+        self._claim(free)
+        self.expire(now)
+        self._make_room(entry.size)
+        entry.keys = free
+        self._entries[id(entry)] = entry
+        for key in free:
+            self._index[key] = entry
+        self._bytes += entry.size
+        self._stored += 1
+        return PutResult.STORED if len(free) == len(keys) else PutResult.PARTLY_LATE
+
+    def spent(self, entry: Entry) -> None:
+        """See `HandleStore`."""
+        self._pinned.release(entry.holder, entry.arrived, entry.remote_tokens)
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """See `HandleStore`."""
+        for key in keys:
+            entry = self._index.get(key)
+            if entry is not None:
+                self._remove(entry, Fate.FORGOTTEN)
+
+    def purge_holder(self, holder: str, now: float) -> int:
+        """See `HandleStore`. Walks all entries; called when a process died, not per turn."""
+        gone = [entry for entry in self._entries.values() if entry.holder == holder]
+        for entry in gone:
+            self._remove(entry, Fate.PURGED)
+        self._pinned.forget(holder)
+        return len(gone)
+
+    def expire(self, now: float) -> int:
+        """See `HandleStore`."""
+        count = 0
+        oldest_allowed = now - self.router_ttl
+        while self._entries:
+            entry = next(iter(self._entries.values()))
+            if entry.arrived > oldest_allowed:
+                break
+            self._remove(entry, Fate.EXPIRED)
+            count += 1
+        return count
+
+    def stats(self, now: float) -> Stats:
+        """See `HandleStore`."""
+        handles, tokens = self._pinned.totals(now)
+        return Stats(len(self._entries), self._bytes, dict(self._fates), self._stored, handles, tokens)
+
+    def _held_by_newer(self, key: bytes, turn: int) -> bool:
+        if self._latest.get(key, 0) > turn:
+            return True
+        there = self._index.get(key)
+        return there is not None and there.turn > turn
+
+    def _claim(self, keys: Sequence[bytes]) -> None:
+        """Take keys away from older entries; an entry that loses its last one is out of reach and goes."""
+        for key in keys:
+            old = self._index.get(key)
+            if old is None:
+                continue
+            old.keys = tuple([other for other in old.keys if other != key])
+            del self._index[key]
+            if not old.keys:
+                self._remove(old, Fate.OVERWRITTEN)
+
+    def _make_room(self, size: int) -> None:
+        while self._entries and (len(self._entries) >= self.cap_entries or self._bytes + size > self.cap_bytes):
+            self._remove(next(iter(self._entries.values())), Fate.EVICTED)
+
+    def _remove(self, entry: Entry, fate: Fate) -> None:
+        del self._entries[id(entry)]
+        for key in entry.keys:
+            del self._index[key]
+        self._bytes -= entry.size
+        self._fates[fate] += 1
