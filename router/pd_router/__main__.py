@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from pd_router.access_flags import add_access_flags, read_access, read_tenant_limits, read_tls
+from pd_router.core.observe import Logging
 from pd_router.core.settings import (
     Bypass,
     Limits,
@@ -21,6 +22,7 @@ from pd_router.core.settings import (
     parse_deployment,
     parse_endpoint,
 )
+from pd_router.observe_flags import add_observe_flags, read_logging, read_tracing
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -106,8 +108,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--drain-timeout", type=float, default=timeouts.drain, metavar="S", help="for running turns after SIGTERM")
     add("--probe-interval", type=float, default=timeouts.probe_interval, metavar="S", help="between two health probes")
     add("--probe-timeout", type=float, default=timeouts.probe_timeout, metavar="S", help="when a health probe is late")
-    add("--log-level", choices=("debug", "info", "warning"), default="info", help="log level")
     add_access_flags(parser)
+    add_observe_flags(parser)
     return parser
 
 
@@ -194,8 +196,8 @@ def _pod_discovery(args: argparse.Namespace) -> PodDiscovery | None:
     )
 
 
-def parse_settings(arguments: Sequence[str]) -> tuple[Settings, str]:
-    """Flags to checked settings and the log level. Raises SettingsError; argparse exits on its own errors."""
+def parse_settings(arguments: Sequence[str]) -> tuple[Settings, Logging]:
+    """Flags to checked settings, and how to log. Raises SettingsError; argparse exits on its own errors."""
     args = build_parser().parse_args(arguments)
     settings = Settings(
         listen=parse_endpoint(args.listen, "--listen"),
@@ -217,6 +219,7 @@ def parse_settings(arguments: Sequence[str]) -> tuple[Settings, str]:
         access=read_access(args),
         tls=read_tls(args),
         tenant_limits=read_tenant_limits(args),
+        tracing=read_tracing(args),
         tenancy=Tenancy(source=args.tenant_from, anonymous=args.anonymous == "reuse"),
         limits=Limits(
             max_body_bytes=args.max_body_bytes,
@@ -244,13 +247,13 @@ def parse_settings(arguments: Sequence[str]) -> tuple[Settings, str]:
         ),
     )
     check(settings)
-    return settings, args.log_level
+    return settings, read_logging(args)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the router. Exit codes: 0 after a drain, 1 when a port is taken, 2 for flags or credentials of no use."""
     try:
-        settings, log_level = parse_settings(sys.argv[1:] if arguments is None else arguments)
+        settings, logging = parse_settings(sys.argv[1:] if arguments is None else arguments)
     except SettingsError as error:
         for problem in error.problems:
             print(f"pd-router: {problem}", file=sys.stderr)
@@ -258,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Imported late so that `--help` and bad flags answer at once.
     from pd_router.shell.server import run
 
-    return run(settings, log_level)
+    return run(settings, logging)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from pd_router.core.access import Access, Tls, access_problems, tenant_limit_problems, tls_problems
+from pd_router.core.observe import Tracing, tracing_problems
 from pd_router.core.tenant_limits import TenantLimits
 
 MAX_PORT = 65535
@@ -156,6 +157,7 @@ class Settings:
     tenancy: Tenancy = field(default_factory=Tenancy)
     access: Access = field(default_factory=Access)
     tls: Tls = field(default_factory=Tls)
+    tracing: Tracing = field(default_factory=Tracing)
     tenant_limits: TenantLimits = field(default_factory=TenantLimits)
     limits: Limits = field(default_factory=Limits)
     bypass: Bypass = field(default_factory=Bypass)
@@ -316,6 +318,7 @@ def check(settings: Settings) -> None:
         problems.append(f"--tenant-from: {settings.tenancy.source!r} must be authorization or header")
     problems.extend(access_problems(settings.access, settings.tenancy.source, settings.tenancy.anonymous))
     problems.extend(tls_problems(settings.tls, _has_https_engines(settings)))
+    problems.extend(tracing_problems(settings.tracing))
     problems.extend(tenant_limit_problems(settings.tenant_limits))
     if problems:
         raise SettingsError(problems)

@@ -8,7 +8,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pd_router.core.linking import Keyring
 from pd_router.core.placement import Loads
@@ -17,8 +17,12 @@ from pd_router.core.store import HandleStore
 from pd_router.shell.admission import Admission
 from pd_router.shell.fleet import Fleet, Member
 from pd_router.shell.guard import Guard
+from pd_router.shell.logs import current
 from pd_router.shell.metrics import Metrics
 from pd_router.shell.upstream import EnginePool
+
+if TYPE_CHECKING:
+    from pd_router.shell.tracing import Tracing
 
 DECISIONS_KEPT = 512
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
@@ -39,16 +43,17 @@ class Context:
     loads: Loads
     nudge: Callable[[str], None]
     guard: Guard
+    tracing: Tracing | None = None
     decisions: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=DECISIONS_KEPT))
     _request_ids: itertools.count[int] = field(default_factory=itertools.count)
     _prefix: str = field(default_factory=lambda: secrets.token_hex(6))
 
     def request_id(self, headers: Mapping[str, str]) -> str:
-        """The client's X-Request-Id when it is harmless, else one of ours."""
+        """The client's X-Request-Id when it is harmless, else one of ours; from here on in what the task logs."""
         given = headers.get("x-request-id", "")
-        if given and _REQUEST_ID.fullmatch(given):
-            return given
-        return f"pd-{self._prefix}-{next(self._request_ids):x}"
+        found = given if _REQUEST_ID.fullmatch(given) else f"pd-{self._prefix}-{next(self._request_ids):x}"
+        current.set((found, ""))
+        return found
 
     def models(self) -> frozenset[str]:
         """Names that are served; empty when any may be."""

@@ -96,7 +96,7 @@ class Metrics:
         build = Gauge(
             "pd_router_build_info", "1; the labels say what runs", ["version", "python"], registry=self.registry
         )
-        build.labels(_version(), platform.python_version()).set(1)
+        build.labels(version_here(), platform.python_version()).set(1)
         self.requests = self._pair("requests", "Requests answered", api=_values(Api), status=STATUSES)
         self.endings = self._bound("endings", "Decode legs by how they ended", ending=_values(Ending))
         self.funnel = self._bound(
@@ -206,7 +206,8 @@ def _values(kind: Iterable[str]) -> tuple[str, ...]:
     return tuple(str(value) for value in kind)
 
 
-def _version() -> str:
+def version_here() -> str:
+    """Of this program."""
     try:
         return version("pd-operator")
     except PackageNotFoundError:  # run from the sources

@@ -6,26 +6,37 @@ happens to a turn, and nothing secret goes in: no handle, no prompt, no key.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 from pd_router.core.policy import Drop
 from pd_router.core.sse import Ending
 from pd_router.shell.context import Context
 from pd_router.shell.exchange import Failure
+from pd_router.shell.fleet import Member
 from pd_router.shell.legs import LegFailed, Prefilled
+from pd_router.shell.logs import current, log_turn
+from pd_router.shell.request_reader import Request
+
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class TurnRecord:
     """Facts of one turn, gathered as it goes. `fields` is what `/debug/explain` shows."""
 
-    __slots__ = ("_accepted_at", "_context", "_leg", "_metrics", "arrived", "fields")
+    __slots__ = ("_accepted_at", "_context", "_leg", "_metrics", "_trace", "arrived", "fields")
 
-    def __init__(self, context: Context, request_id: str, api: str, arrived: float) -> None:
+    def __init__(self, context: Context, request_id: str, api: str, request: Request) -> None:
         self._context = context
         self._metrics = context.metrics
-        self.arrived = arrived
+        self.arrived = request.arrived
         self._leg: tuple[str, str] | None = None
         self._accepted_at = 0.0
+        tracing = context.tracing
+        self._trace = None if tracing is None else tracing.turn(api, request.path, request.headers, request.arrived)
+        if self._trace is not None:
+            current.set((request_id, self._trace.trace_id))
         self.fields: dict[str, Any] = {
             "request_id": request_id,
             "api": api,
@@ -39,23 +50,28 @@ class TurnRecord:
         waited = self._context.now() - self.arrived
         self._metrics.queue_seconds.observe(waited)
         self.fields["queue_ms"] = round(waited * 1e3, 2)
+        if self._trace is not None:
+            self._trace.queued(self.arrived)
 
-    def began(self, leg: str, engine: str) -> None:
-        """A leg is about to be sent to an engine."""
+    def began(self, leg: str, engine: Member, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """A leg is about to be sent to an engine. Returns the headers for it: the client's, in the turn's trace."""
         self._leg_over("abandoned")
-        self._leg = (leg, engine)
+        self._leg = (leg, engine.key)
         self._metrics.legs[leg].inc()
+        return headers if self._trace is None else self._trace.began(leg, engine.key, engine.address, headers)
 
     def accepted(self) -> None:
         """The head of decode's answer is there."""
         self._accepted_at = self._context.now()
 
-    def _leg_over(self, result: str) -> None:
-        """The running leg, if there is one, is over."""
+    def _leg_over(self, result: str, reason: str = "", facts: Mapping[str, Any] = NOTHING) -> None:
+        """The running leg, if there is one, is over. `reason`: of a failure; `facts`: for its span."""
         if self._leg is not None:
             (leg, engine), self._leg = self._leg, None
             self._metrics.legs[leg].dec()
             self._metrics.leg_ended(leg, engine, result)
+            if self._trace is not None:
+                self._trace.ended(result, reason, facts)
 
     def stage(self, name: str) -> None:
         """The turn reached a stage of the reuse funnel."""
@@ -75,7 +91,7 @@ class TurnRecord:
 
     def prefilled(self, result: Prefilled, seconds: float, attached: bool) -> None:
         """The prefill leg is over."""
-        self._leg_over("ok")
+        self._leg_over("ok", facts=NOTHING if self._trace is None else _of_prefill(result))
         self._metrics.prefill_seconds.observe(seconds)
         self.fields["prefill_ms"] = round(seconds * 1e3, 2)
         self.fields["prompt_tokens"] = result.prompt_tokens
@@ -106,6 +122,8 @@ class TurnRecord:
         """The first content is about to be sent."""
         now = self._context.now()
         self.fields["ttft_ms"] = round((now - self.arrived) * 1e3, 2)
+        if self._trace is not None:
+            self._trace.first_content(now - self.arrived)
         if prefilled_at:
             self.fields["handoff_ms"] = round((self._accepted_at - prefilled_at) * 1e3, 2)
         self.fields["first_token_ms"] = round((now - self._accepted_at) * 1e3, 2)
@@ -118,14 +136,15 @@ class TurnRecord:
 
     def ended(self, ending: Ending) -> None:
         """Decode's answer is over."""
-        self._leg_over("ok" if ending is Ending.CLEAN else "abandoned" if ending is Ending.ABORTED else "failed")
+        result = "ok" if ending is Ending.CLEAN else "abandoned" if ending is Ending.ABORTED else "failed"
+        self._leg_over(result, ending.value if result == "failed" else "")
         self._metrics.endings[ending.value].inc()
         self.fields["ending"] = ending.value
 
     def failed(self, failure: LegFailed, attached: bool) -> None:
         """A leg failed."""
         given_up = failure.reason == Failure.ABORTED.value
-        self._leg_over("failed" if failure.engine_fault else "abandoned" if given_up else "refused")
+        self._leg_over("failed" if failure.engine_fault else "abandoned" if given_up else "refused", failure.reason)
         self._metrics.leg_failures[failure.leg, failure.reason].inc()
         if attached:
             self.fields["reason"] = f"{failure.leg}_{failure.reason}"
@@ -164,3 +183,18 @@ class TurnRecord:
         self.fields["status"] = status
         self.fields["total_ms"] = round(seconds * 1e3, 2)
         self._context.decisions.append(self.fields)
+        log_turn(self.fields)
+        if self._trace is not None:
+            self._trace.finish(self.fields, self._context.models())
+
+
+def _of_prefill(result: Prefilled) -> dict[str, int]:
+    """What a prefill leg's span tells about it."""
+    report = result.report
+    found = {
+        "gen_ai.usage.input_tokens": result.prompt_tokens,
+        "gen_ai.usage.cache_read.input_tokens": result.cached_tokens,
+        "pd.reuse.pulled_tokens": report.pulled_tokens if report is not None else None,
+        "pd.reuse.local_tokens": report.local_tokens if report is not None else None,
+    }
+    return {name: value for name, value in found.items() if value is not None}

@@ -11,7 +11,8 @@ import secrets
 import signal
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -19,6 +20,7 @@ from pd_router.core.auth import OPEN_PATHS
 from pd_router.core.errors import ApiError, bad_method, internal, unknown_path
 from pd_router.core.fields import Api
 from pd_router.core.linking import Keyring
+from pd_router.core.observe import Logging
 from pd_router.core.placement import Loads
 from pd_router.core.settings import Settings, SettingsError
 from pd_router.core.store_memory import MemoryStore
@@ -32,6 +34,7 @@ from pd_router.shell.discovery_metrics import DiscoveryMetrics, FleetCollector
 from pd_router.shell.exchange import Failure
 from pd_router.shell.fleet import Fleet, Member
 from pd_router.shell.guard import Guard
+from pd_router.shell.logs import configure
 from pd_router.shell.metrics import Metrics
 from pd_router.shell.passthrough import PASSED, pass_through
 from pd_router.shell.request_reader import Request
@@ -41,6 +44,9 @@ from pd_router.shell.tls import HANDSHAKE_SECONDS
 from pd_router.shell.turn import Turn
 from pd_router.shell.upstream import EnginePool
 from pd_wire.names import ROLE_DECODE, ROLE_PREFILL
+
+if TYPE_CHECKING:
+    from pd_router.shell.tracing import Tracing
 
 log = logging.getLogger("pd_router")
 
@@ -88,6 +94,7 @@ class Router:
             ),
             loads=Loads(),
             nudge=self.discovery.nudge,
+            tracing=_tracing(settings, now),
             guard=guard,
         )
         metrics.register(StoreCollector(store, now))
@@ -160,6 +167,8 @@ class Router:
             connection.cut()
         await self.context.pool.stop()
         await self.admin.stop()
+        if self.context.tracing is not None:
+            await asyncio.to_thread(self.context.tracing.stop)
 
     def why_not_ready(self) -> str | None:
         """Why no turn can be served now, or None."""
@@ -275,6 +284,20 @@ class Router:
             self._guard.refresh(now)
 
 
+def _tracing(settings: Settings, now: Callable[[], float]) -> Tracing | None:
+    """Raises SettingsError when it is asked for and its packages are not there."""
+    if not settings.tracing.endpoint:
+        return None
+    try:
+        # Imported here so that a router without traces does not need the packages, nor load them.
+        from pd_router.shell.tracing import Tracing
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            [f"--otlp-endpoint: needs the extra `tracing` (no module {error.name}): pip install 'pd-operator[tracing]'"]
+        ) from error
+    return Tracing(settings.tracing, now)
+
+
 async def serve(settings: Settings) -> int:
     """Run until SIGTERM or SIGINT, and drain; a second one ends the drain. Returns the exit code."""
     raise_limit()
@@ -316,25 +339,8 @@ async def serve(settings: Settings) -> int:
     return 0
 
 
-class _JsonLines(logging.Formatter):
-    """One JSON object per line: what log collectors expect."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields: dict[str, Any] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            fields["exception"] = self.formatException(record.exc_info)
-        return json.dumps(fields, ensure_ascii=False)
-
-
-def run(settings: Settings, log_level: str) -> int:
+def run(settings: Settings, logging_: Logging) -> int:
     """Set up logging and run the loop."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLines())
-    logging.basicConfig(level=log_level.upper(), handlers=[handler], force=True)
+    configure(logging_)
     code: int = uvloop.run(serve(settings))
     return code

@@ -21,7 +21,7 @@ from pd_router.core.history import Reply
 from pd_router.core.placement import Engine, choose_decode, choose_prefill
 from pd_router.core.policy import Decision, Drop, NotStored, decide, judge_handle
 from pd_router.core.request import Prepared, prepare
-from pd_router.core.store import Entry, Found, Opened, PutResult, Ticket
+from pd_router.core.store import Entry, Found, Opened, Ticket
 from pd_router.shell.admission import Withdrawn
 from pd_router.shell.context import Context
 from pd_router.shell.exchange import Exchange, Failure, LegError
@@ -64,7 +64,7 @@ class Turn:
         self._responder = responder
         self._request_id = context.request_id(request.headers)
         self._own_headers = [(b"x-request-id", self._request_id.encode("latin-1", "replace"))]
-        self._record = TurnRecord(context, self._request_id, api.value, request.arrived)
+        self._record = TurnRecord(context, self._request_id, api.value, request)
         self._status = 200
         self._tenant = request.tenant
         self._keys: tuple[bytes, ...] = ()
@@ -273,11 +273,11 @@ class Turn:
         timeouts = context.settings.timeouts
         handle = decision.entry.handle if decision.attach and decision.entry is not None else None
         body = prepared.prefill_body(handle)
-        head = request_head(self._request.path, member, self._request.headers, self._request_id, len(body))
+        headers = self._record.began(ROLE_PREFILL, member, self._request.headers)
+        head = request_head(self._request.path, member, headers, self._request_id, len(body))
         if decision.entry is not None and decision.attach:
             self._record.attached(decision.linked_by)
             context.store.spent(decision.entry)
-        self._record.began(ROLE_PREFILL, member.key)
         started = context.now()
         work = context.loads.open(member.key, prepared.prompt_tokens_estimate)
         member.breaker.sent(started)
@@ -305,7 +305,8 @@ class Turn:
         if responder.gone and params is None:
             return
         body = prepared.decode_body(params, retain=bool(self._keys))
-        head = request_head(self._request.path, decode, self._request.headers, self._request_id, len(body))
+        headers = self._record.began(ROLE_DECODE, decode, self._request.headers)
+        head = request_head(self._request.path, decode, headers, self._request_id, len(body))
         wait = timeouts.first_byte if prepared.stream else timeouts.answer
         if responder.gone:
             # The client left between the legs. Decode still has to read P's blocks, or they are stranded until the
@@ -314,7 +315,6 @@ class Turn:
         sent = Dispatch(decode, decode.incarnation, decode.witness.identity, context.now())
         keep = functools.partial(self.keep, prepared, sent)
         decode.breaker.sent(context.now())
-        self._record.began(ROLE_DECODE, decode.key)
         try:
             exchange = self._exchange = await context.pool.request(decode.address, head, body, wait)
             if await exchange.head() != 200:

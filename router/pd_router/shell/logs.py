@@ -1,0 +1,129 @@
+"""How the log looks: JSON lines or text, the id of the request in each line, and the line that a turn leaves.
+
+Separate from the record of a turn because the keys here are read by other people's programs: they are listed once, with
+their meaning, and do not change. A turn's line is chosen from its record by that list, so that a new field of the
+record is not logged by accident; prompts, handles and keys are in neither.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pd_router.core.observe import Logging
+
+TURN_KEYS: Final[Mapping[str, str]] = {
+    "api": "`chat.completions`, `completions`, …",
+    "status": "what the client got; 499: it left before its answer",
+    "model": "as the client named it, at most 128 characters",
+    "stream": "whether it asked for a stream",
+    "attempts": "how often the turn was begun",
+    "retries": "what failed before, as `leg: reason`",
+    "prefill": "engine of the last prefill leg",
+    "decode": "engine of the last decode leg",
+    "queue_ms": "waiting for admission",
+    "prefill_ms": "prefill leg, request to answer",
+    "handoff_ms": "from prefill's answer to the head of decode's",
+    "first_token_ms": "from there to the first content; of an answer that is not streamed, to its end",
+    "ttft_ms": "from the request's arrival to the first content",
+    "total_ms": "from the request's arrival to the end of the answer",
+    "prompt_tokens": "as prefill counts them",
+    "cached_tokens": "of these, not computed by prefill: read back, or in its own cache",
+    "attached": "whether a handle went to prefill",
+    "linked_by": "what linked the turn to the one before: `history`, or the name of an id",
+    "reason": "why the KV was not reused",
+    "verdict": "what prefill's proof said of the handle",
+    "proven_tokens": "tokens that the proof confirmed",
+    "pulled_tokens": "tokens that prefill read back from decode",
+    "local_tokens": "tokens that prefill had itself",
+    "handle_lost": "the leg on which a handle was spent for nothing",
+    "ending": "how decode's answer ended",
+    "stored": "what became of the handle that decode returned",
+    "not_stored": "why there is none for a next turn",
+    "client_left": "where the turn was when the client left",
+    "engine_status": "status of an engine that refused or failed",
+}
+"""Keys of the line about a turn, besides those of every line. A key that does not apply is left out."""
+
+LINE_KEYS: Final[Mapping[str, str]] = {
+    "time": "UTC, in milliseconds",
+    "level": "`debug`, `info`, `warning` or `error`",
+    "logger": "part of the router; `pd_router.turns` for the line about a turn",
+    "message": "a sentence; `turn` for that line",
+    "request_id": "the client's `X-Request-Id`, or the router's own; the same is sent to both engines and back",
+    "trace_id": "of the turn's trace, when it is traced",
+    "exception": "a stack trace",
+}
+"""Keys of every line."""
+
+LONGEST_VALUE: Final = 128
+NO_REQUEST: Final = ("", "")
+
+current: contextvars.ContextVar[tuple[str, str]] = contextvars.ContextVar("request", default=NO_REQUEST)
+"""Request id and trace id of the task that logs."""
+
+_turns = logging.getLogger("pd_router.turns")
+
+
+def log_turn(fields: Mapping[str, Any]) -> None:
+    """Write the line about a turn that is over."""
+    if _turns.isEnabledFor(logging.INFO):
+        chosen = {key: fields[key] for key in TURN_KEYS if fields.get(key) not in (None, [], "")}
+        if len(model := str(chosen.get("model", ""))) > LONGEST_VALUE:
+            chosen["model"] = model[:LONGEST_VALUE]
+        _turns.info("turn", extra={"turn": chosen})
+
+
+def configure(settings: Logging) -> None:
+    """Set up the root logger; what was set up before is replaced."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if settings.format == "json" else TextLines())
+    logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per line: what log collectors expect."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = _head(record)
+        fields |= getattr(record, "turn", {})
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False, default=str)
+
+
+class TextLines(logging.Formatter):
+    """One line per record for people, but for stack traces."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = _head(record)
+        words = [fields.pop("time"), fields.pop("level").upper(), fields.pop("logger"), fields.pop("message")]
+        fields |= getattr(record, "turn", {})
+        # A line end in somebody's words would begin a line that looks like the router's own.
+        line = " ".join((*words, *(f"{key}={_word(value)}" for key, value in fields.items()))).replace("\n", "\\n")
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _head(record: logging.LogRecord) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+        "level": record.levelname.lower(),
+        "logger": record.name,
+        "message": record.getMessage(),
+    }
+    request_id, trace_id = current.get()
+    if request_id:
+        fields["request_id"] = request_id
+    if trace_id:
+        fields["trace_id"] = trace_id
+    return fields
+
+
+def _word(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if text and not set(text) & set(' "=\n') else json.dumps(text, ensure_ascii=False)
