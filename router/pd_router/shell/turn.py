@@ -21,7 +21,7 @@ from pd_router.core.history import Reply
 from pd_router.core.placement import Engine, choose_decode, choose_prefill
 from pd_router.core.policy import Decision, Drop, NotStored, decide, judge_handle
 from pd_router.core.request import Prepared, prepare
-from pd_router.core.store import Entry, Found, Opened, Ticket
+from pd_router.core.store import Entry, Found, Opened, PutResult, Ticket
 from pd_router.shell.admission import Withdrawn
 from pd_router.shell.context import Context
 from pd_router.shell.exchange import Exchange, Failure, LegError
