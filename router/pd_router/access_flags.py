@@ -21,7 +21,8 @@ def add_access_flags(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--gateway-cidr",
-        action="append",
+        action="extend",
+        nargs="+",
         default=[],
         metavar="CIDR",
         help="with --tenant-from header: where the gateway connects from; repeatable; both must hold if both are given",

@@ -118,7 +118,7 @@ ARGUMENTS: list[tuple[list[str], str]] = [
     (["--no-enable-prefix-caching"], "use prefixCaching of the role"),
     (["--shutdown-timeout", "1"], "use spec.engine.shutdownTimeoutSeconds"),
     (["--config", "engine.yaml"], "a file can set what is rendered here"),
-    (["--api-key", "x"], "the router sends engines no key"),
+    (["--api-key", "x"], "use spec.router.auth.engineKeySecretRef"),
     (["--hf-token", "x"], "use spec.model.source.tokenSecretRef"),
     (["--ssl-keyfile", "x"], "plain HTTP"),
     (["--kv-offloading-size", "10"], "replaces the KV connector"),
@@ -155,7 +155,7 @@ VARIABLES: list[tuple[list[dict[str, Any]], str]] = [
     (env("MY_SECRET", "hf_abcdefghijklmnopqrstuvwxyz"), "use spec.model.source.tokenSecretRef"),
     (env("HF_HUB_OFFLINE", "1"), "use spec.model.source.download"),
     (env("VLLM_ENGINE_READY_TIMEOUT_S", "1"), "use spec.engine.startupTimeoutSeconds"),
-    (env("VLLM_API_KEY"), "the router sends engines no key"),
+    (env("VLLM_API_KEY"), "use spec.router.auth.engineKeySecretRef"),
     (env("FI_PROVIDER", "tcp"), "on P5enEFA it is always efa"),
     (env("A", "x", {"name": "s", "key": "k"}), "exactly one of value and secretKeyRef"),
     (env("A", None), "exactly one of value and secretKeyRef"),
@@ -214,6 +214,24 @@ RULES: list[tuple[str, list[Edit], str, str]] = [
      "spec.kvTransfer.loadFailurePolicy", "must be Fail with connector Stock"),
     ("store that is not there", [("spec.router.handleStore.type", "Valkey")], "spec.router.handleStore.type",
      "must be Memory"),
+    ("a gateway that proves nothing", [("spec.router.auth.tenantFrom", "Header")], "spec.router.auth.gateway",
+     "is required with tenantFrom Header"),
+    ("a gateway without a proof", [("spec.router.auth", {"tenantFrom": "Header", "gateway": {}})],
+     "spec.router.auth.gateway", "needs secretRef or cidrs"),
+    ("a gateway that nobody asks", [("spec.router.auth.gateway", {"cidrs": ["10.0.0.0/8"]})],
+     "spec.router.auth.gateway", "may be set with tenantFrom Header only"),
+    ("a gateway's network with bits behind its prefix",
+     [("spec.router.auth", {"tenantFrom": "Header", "gateway": {"cidrs": ["10.0.0.1/8"]}})],
+     "spec.router.auth.gateway.cidrs[0]", "no bits set behind its prefix"),
+    ("keys behind a gateway",
+     [("spec.router.auth", {"tenantFrom": "Header", "gateway": {"cidrs": ["10.0.0.0/8"]},
+                            "apiKeysSecretRef": {"name": "a", "key": "b"}})],
+     "spec.router.auth.apiKeysSecretRef", "must be left out with tenantFrom Header"),
+    ("keys and requests without one",
+     [("spec.router.auth", {"anonymous": "Allowed", "apiKeysSecretRef": {"name": "a", "key": "b"}})],
+     "spec.router.auth.anonymous", "must be NoReuse with apiKeysSecretRef"),
+    ("a burst of no rate", [("spec.router.tenantLimits.burst", 5)], "spec.router.tenantLimits.burst",
+     "needs requestsPerSecond"),
     ("custom without settings", [("spec.nodeProfile", "Custom")], "spec.customProfile", "is required"),
     ("settings without custom", [("spec.customProfile", {})], "spec.customProfile", "with P5enEFA leave it out"),
     ("neither repository nor path", [("spec.model.name", "models/qwen/v1")], "spec.model.name",
@@ -318,12 +336,17 @@ NEIGHBOURS: list[tuple[str, list[Edit]]] = [
     ("label with a domain", [("spec.decode.pod.labels", {"example.com/team": "x"})]),
     ("label that begins like ours", [("spec.decode.pod.labels", {"pdserving.device": "x"})]),
     ("JSON text", [("spec.kvTransfer.extraConfig", extra("num_threads", "4"))]),
+    ("a gateway by its secret",
+     [("spec.router.auth", {"tenantFrom": "Header", "gateway": {"secretRef": {"name": "a", "key": "b"}}})]),
+    ("keys without anonymous requests", [("spec.router.auth", {"apiKeysSecretRef": {"name": "a", "key": "b"}})]),
     ("canary", [("spec.decode.updateStrategy", {"partition": 1, "maxUnavailable": 2})]),
 ]  # fmt: skip
 """Good edits close to bad ones."""
 
-OPERATOR_ONLY = frozenset({"version and tag differ", "flag --kv-tr", "fraction"})
-"""Within its cost limits CEL knows no abbreviations; an API server takes 8.0 for 8."""
+OPERATOR_ONLY = frozenset(
+    {"version and tag differ", "flag --kv-tr", "fraction", "a gateway's network with bits behind its prefix"}
+)
+"""Within its cost limits CEL knows no abbreviations, and no networks before 1.31; an API server takes 8.0 for 8."""
 
 SERVER_PATHS = {
     "wrong group": "API version in the data (apps/v1)",

@@ -154,6 +154,13 @@ class Anonymous(StrEnum):
     NO_REUSE = "NoReuse"
 
 
+class Untrusted(StrEnum):
+    """What a tenant gets that somebody else than the gateway named."""
+
+    REFUSE = "Refuse"
+    IGNORE = "Ignore"
+
+
 class ServiceType(StrEnum):
     """How the router's Service is exposed."""
 

@@ -28,6 +28,7 @@ LABEL_VALUE: Final = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 QUANTITY: Final = r"^[0-9]+(\.[0-9]{1,3})?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"
 NAMESPACE: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 WORD: Final = r"^[a-z_][a-z0-9_]*$"
+CIDR: Final = r"^[0-9a-fA-F:.]+/[0-9]{1,3}$"
 CONDITION_WORD: Final = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"
 
 PATTERN_SENTENCES: Final = {
@@ -47,6 +48,7 @@ PATTERN_SENTENCES: Final = {
     QUANTITY: "a Kubernetes quantity such as 500m or 64Gi",
     NAMESPACE: "lower-case letters, digits and '-'",
     WORD: "lower-case letters, digits and '_'",
+    CIDR: "a network such as 10.0.0.0/8 or fd00::/8",
     CONDITION_WORD: "a word in CamelCase",
 }
 """What each pattern means, for error messages: nobody should have to read a regular expression."""

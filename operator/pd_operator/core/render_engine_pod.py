@@ -229,6 +229,9 @@ def _env(deployment: PDDeployment, role: Role) -> list[dict[str, Any]]:
     token = spec.model.source.token_secret_ref
     if token is not None:
         variables["HF_TOKEN"] = _from_secret("HF_TOKEN", token.name, token.key, optional=True)
+    engine_key = spec.router.auth.engine_key_secret_ref
+    if engine_key is not None:
+        variables["VLLM_API_KEY"] = _from_secret("VLLM_API_KEY", engine_key.name, engine_key.key)
     for variable in merged_env(spec.engine, settings):
         if variable.secret_key_ref is not None:
             reference = variable.secret_key_ref

@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pd_operator.core.choices import Anonymous, Switch, TenantFrom
+from pd_operator.core.choices import Anonymous, Switch, TenantFrom, Untrusted
 from pd_operator.core.generation import generation
 from pd_operator.core.model import PDDeployment
+from pd_operator.core.render_router_files import file_options
 
 TENANT_WORDS: Final = {TenantFrom.AUTHORIZATION: "authorization", TenantFrom.HEADER: "header"}
 ANONYMOUS_WORDS: Final = {Anonymous.ALLOWED: "reuse", Anonymous.NO_REUSE: "no-reuse"}
+UNTRUSTED_WORDS: Final = {Untrusted.REFUSE: "refuse", Untrusted.IGNORE: "ignore"}
+WHOLE: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,8 @@ def render_router(
         argv += ["--prefill", url]
     for url in decode_urls:
         argv += ["--decode", url]
-    return RouterProcess((*argv, *_options(deployment), "--generation", generation(deployment)), {})
+    words = [*_options(deployment), *_local_gateway(deployment), "--generation", generation(deployment)]
+    return RouterProcess((*argv, *words), {})
 
 
 def render_router_in_cluster(deployment: PDDeployment, listen: str, admin: str) -> RouterProcess:
@@ -53,7 +57,7 @@ def render_router_in_cluster(deployment: PDDeployment, listen: str, admin: str) 
     """
     owner = f"{deployment.metadata.namespace}/{deployment.metadata.name}"
     argv = ("pd-router", "--listen", listen, "--admin", admin, "--discover-kubernetes", owner)
-    return RouterProcess((*argv, *_options(deployment)), {})
+    return RouterProcess((*argv, *_options(deployment), *file_options(deployment)), {})
 
 
 def _options(deployment: PDDeployment) -> list[str]:
@@ -80,4 +84,35 @@ def _options(deployment: PDDeployment) -> list[str]:
         "--answer-timeout": router.timeouts.answer_seconds,
         "--drain-timeout": router.timeouts.drain_seconds,
     }
-    return [word for flag, value in options.items() for word in (flag, str(value))]
+    options.update(_limits(deployment))
+    words = [word for flag, value in options.items() for word in (flag, str(value))]
+    return [*words, *_gateway(deployment)]
+
+
+def _gateway(deployment: PDDeployment) -> list[str]:
+    gateway = deployment.spec.router.auth.gateway
+    if gateway is None:
+        return []
+    networks = ["--gateway-cidr", *gateway.cidrs] if gateway.cidrs else []
+    return ["--untrusted-tenant", UNTRUSTED_WORDS[gateway.untrusted], *networks]
+
+
+def _local_gateway(deployment: PDDeployment) -> list[str]:
+    """There are no Secrets on one machine: there whoever connects from it is the gateway."""
+    gateway = deployment.spec.router.auth.gateway
+    if gateway is None or gateway.cidrs:
+        return []
+    return ["--gateway-cidr", "127.0.0.0/8", "::1/128"]
+
+
+def _limits(deployment: PDDeployment) -> dict[str, str | int]:
+    """Limits per tenant; those that are off have no flag."""
+    limits = deployment.spec.router.tenant_limits
+    found: dict[str, str | int] = {
+        "--tenant-rate": limits.requests_per_second,
+        "--tenant-burst": limits.burst,
+        "--tenant-max-inflight": limits.max_inflight,
+        "--tenant-retained-tokens": limits.retained_tokens,
+    }
+    share = {} if limits.queue_percent == WHOLE else {"--tenant-queue-share": f"{limits.queue_percent / WHOLE:g}"}
+    return {flag: value for flag, value in found.items() if value} | share

@@ -12,6 +12,7 @@ from pd_operator.core.render_object import child, literal, without_nothing
 from pd_operator.core.render_placement import router_placement
 from pd_operator.core.render_resources import router_resources
 from pd_operator.core.render_router import render_router_in_cluster
+from pd_operator.core.render_router_files import file_mounts, file_volumes
 
 HTTP_PORT: Final = 8000
 ADMIN_PORT: Final = 9000
@@ -44,7 +45,17 @@ def router_service(deployment: PDDeployment, context: RenderContext) -> dict[str
         {
             "type": service.type.value,
             "selector": names.router_selector(deployment),
-            "ports": [{"name": "http", "port": service.port, "targetPort": "http", "protocol": "TCP"}],
+            "ports": [
+                without_nothing(
+                    {
+                        "name": "http",
+                        "port": service.port,
+                        "targetPort": "http",
+                        "protocol": "TCP",
+                        "appProtocol": None if deployment.spec.router.tls is None else "https",
+                    }
+                )
+            ],
             "sessionAffinity": None if affinity is SessionAffinity.NONE else affinity.value,
         }
     )
@@ -83,7 +94,7 @@ def _pod_spec(deployment: PDDeployment, context: RenderContext) -> dict[str, Any
         **router_placement(deployment),
         "serviceAccountName": names.router_name(deployment),
         "containers": [_container(deployment, context)],
-        "volumes": [{"name": "tmp", "emptyDir": {}}],
+        "volumes": [{"name": "tmp", "emptyDir": {}}, *file_volumes(deployment)],
         "imagePullSecrets": [{"name": name} for name in dict.fromkeys(secrets)],
         "securityContext": {
             "runAsNonRoot": True,
@@ -123,7 +134,7 @@ def _container(deployment: PDDeployment, context: RenderContext) -> dict[str, An
                 "readOnlyRootFilesystem": True,
                 "capabilities": {"drop": ["ALL"]},
             },
-            "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+            "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *file_mounts(deployment)],
             "terminationMessagePolicy": "FallbackToLogsOnError",
         }
     )

@@ -43,7 +43,7 @@ RENDERED_FLAGS: Final[dict[str, str]] = {
     "--grpc-port": _LISTEN,
     "--headless": _LISTEN,
     "--config": "a file can set what is rendered here; write its keys as fields or as extraArgs",
-    "--api-key": "the router sends engines no key; clients are told apart by spec.router.auth",
+    "--api-key": "use spec.router.auth.engineKeySecretRef, so that routers send the same key",
     "--hf-token": "use spec.model.source.tokenSecretRef",
     "--ssl-keyfile": _PLAIN_HTTP,
     "--ssl-certfile": _PLAIN_HTTP,
@@ -171,7 +171,7 @@ RENDERED_ENV: Final[dict[str, str]] = {
     "VLLM_ENGINE_READY_TIMEOUT_S": "use spec.engine.startupTimeoutSeconds",
     "HF_HUB_OFFLINE": "use spec.model.source.download",
     "POD_IP": "it is the pod's own address",
-    "VLLM_API_KEY": "the router sends engines no key; clients are told apart by spec.router.auth",
+    "VLLM_API_KEY": "use spec.router.auth.engineKeySecretRef, so that routers send the same key",
 }
 """Refused in every env."""
 

@@ -1,17 +1,17 @@
 """All rules that span several fields of a PDDeployment: what a schema alone cannot refuse.
 
 A rule is a function that yields the problems it sees and never raises. What is refused would start and then be slow,
-wrong or silent, so each message says what to write instead. The rules lie in `rules_engine`, `rules_transfer` and
-`rules_pod`.
+wrong or silent, so each message says what to write instead. The rules lie in `rules_engine`, `rules_transfer`,
+`rules_pod` and `rules_access`.
 """
 
 from __future__ import annotations
 
-from pd_operator.core import rules_engine, rules_pod, rules_transfer
+from pd_operator.core import rules_access, rules_engine, rules_pod, rules_transfer
 from pd_operator.core.model import PDDeployment
 from pd_operator.core.problems import Problem
 
-RULES = (*rules_engine.RULES, *rules_transfer.RULES, *rules_pod.RULES)
+RULES = (*rules_engine.RULES, *rules_transfer.RULES, *rules_pod.RULES, *rules_access.RULES)
 
 
 def check(deployment: PDDeployment) -> list[Problem]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pydantic import Field
 
 from pd_operator.core import fields
-from pd_operator.core.choices import Anonymous, ServiceType, SessionAffinity, StoreType, Switch, TenantFrom
+from pd_operator.core.choices import ServiceType, SessionAffinity, StoreType, Switch
 from pd_operator.core.fields import Port, Replicas, Seconds, SpecModel
 from pd_operator.core.spec_pod import Annotations, PodSettings, Resources
+from pd_operator.core.spec_router_access import RouterAuth, RouterTls, TenantLimits
 
 MIB = 1 << 20
 
@@ -28,21 +29,6 @@ class HandleStore(SpecModel):
     )
     max_entries: int = Field(
         default=100_000, strict=True, ge=1, le=100_000_000, description="Most handles that one router keeps."
-    )
-
-
-class RouterAuth(SpecModel):
-    """Who a request belongs to. Handles never cross tenants."""
-
-    tenant_from: TenantFrom = Field(
-        default=TenantFrom.AUTHORIZATION,
-        description="Authorization: the credential itself names the tenant. Header: a trusted gateway in front sets "
-        "x-pd-tenant; use it only when clients cannot reach the router past that gateway.",
-    )
-    anonymous: Anonymous = Field(
-        default=Anonymous.NO_REUSE,
-        description="Requests without a principal. NoReuse: served, without reuse. Allowed: all of them are one "
-        "tenant and may reuse each other's conversations.",
     )
 
 
@@ -119,6 +105,10 @@ class RouterSpec(SpecModel):
     )
     handle_store: HandleStore = Field(default=HandleStore(), description="Where handles are kept between turns.")
     auth: RouterAuth = Field(default=RouterAuth(), description="Who a request belongs to.")
+    tls: RouterTls | None = Field(default=None, description="TLS for clients. Absent: plain HTTP.")
+    tenant_limits: TenantLimits = Field(
+        default=TenantLimits(), description="What one tenant may use of each router; no limits unless set."
+    )
     limits: RouterLimits = Field(default=RouterLimits(), description="Bounds on size and number of requests.")
     timeouts: RouterTimeouts = Field(default=RouterTimeouts(), description="Deadlines per leg.")
     image: str | None = Field(

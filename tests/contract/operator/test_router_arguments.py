@@ -10,9 +10,12 @@ import pytest
 from pd_operator.core.generation import generation
 from pd_operator.core.render_router import render_router, render_router_in_cluster
 from pd_router.__main__ import parse_settings
+from pd_router.core.access import Access, Tls
 from pd_router.core.settings import Limits, Reuse, Settings, Tenancy, Timeouts
+from pd_router.core.tenant_limits import TenantLimits
 from support.pddeployments import EXAMPLES, deployment, example
 
+BY_HEADER = {"tenantFrom": "Header", "gateway": {"cidrs": ["10.0.0.0/8"]}}
 URLS = (["http://10.0.0.1:8100"], ["http://10.0.0.2:8200"])
 
 
@@ -46,6 +49,9 @@ def test_defaults_are_the_same_on_both_sides() -> None:
     assert settings.tenancy == Tenancy()
     assert settings.limits == Limits()
     assert settings.timeouts == Timeouts()
+    assert settings.access == Access()
+    assert settings.tls == Tls()
+    assert settings.tenant_limits == TenantLimits()
 
 
 @pytest.mark.parametrize(
@@ -55,7 +61,9 @@ def test_defaults_are_the_same_on_both_sides() -> None:
         (("spec.kvTransfer.decoderBlocksTTLSeconds", 120), "reuse.handle_ttl", 90),
         (("spec.kvTransfer.decoderBlocksTTLSeconds", 120), "reuse.engine_ttl", 120),
         (("spec.kvTransfer.recomputeThresholdTokens", 7), "reuse.recompute_threshold", 7),
-        (("spec.router.auth.tenantFrom", "Header"), "tenancy.source", "header"),
+        (("spec.router.auth", BY_HEADER), "tenancy.source", "header"),
+        (("spec.router.auth", BY_HEADER), "access.gateway_networks", ("10.0.0.0/8",)),
+        (("spec.router.tenantLimits.queuePercent", 25), "tenant_limits.queue_share", 0.25),
         (("spec.router.auth.anonymous", "Allowed"), "tenancy.anonymous", True),
         (("spec.router.limits.maxQueue", 0), "limits.max_queue", 0),
         (("spec.router.timeouts.pullSeconds", 5), "timeouts.pull", 5),
@@ -66,3 +74,16 @@ def test_a_field_reaches_its_setting(edit: tuple[str, Any], path: str, value: An
     for part in path.split("."):
         found = getattr(found, part)
     assert found == value
+
+
+def test_secrets_are_files_that_the_router_is_told_of() -> None:
+    secret = {"name": "a", "key": "b"}
+    value = deployment(
+        ("spec.router.auth", {"apiKeysSecretRef": secret, "engineKeySecretRef": secret}),
+        ("spec.router.tls", {"secretName": "c", "clientCASecretRef": secret}),
+    )
+    found = parse_settings(render_router_in_cluster(value, "0.0.0.0:8000", "0.0.0.0:9000").argv[1:])[0]
+    assert found.access == Access(
+        api_keys_file="/etc/pd-router/api-keys/b", engine_api_key_file="/etc/pd-router/engine-key/b"
+    )
+    assert found.tls == Tls("/etc/pd-router/tls/tls.crt", "/etc/pd-router/tls/tls.key", "/etc/pd-router/client-ca/b")

@@ -129,3 +129,52 @@ def test_the_users_metadata_is_added() -> None:
 
 def test_why_it_died_is_kept() -> None:
     assert container()["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
+SECRET = {"name": "own", "key": "text"}
+SECRETS: list[tuple[Edit, str, dict[str, Any]]] = [
+    (
+        ("spec.router.tls", {"secretName": "certificate"}),
+        "tls",
+        {
+            "secretName": "certificate",
+            "items": [{"key": "tls.crt", "path": "tls.crt"}, {"key": "tls.key", "path": "tls.key"}],
+        },
+    ),
+    (("spec.router.auth", {"apiKeysSecretRef": SECRET}), "api-keys", {}),
+    (("spec.router.auth", {"engineKeySecretRef": SECRET}), "engine-key", {}),
+    (("spec.router.auth", {"tenantFrom": "Header", "gateway": {"secretRef": SECRET}}), "gateway", {}),
+]
+
+
+@pytest.mark.parametrize(("edit", "volume", "source"), SECRETS, ids=[row[1] for row in SECRETS])
+def test_a_secret_is_mounted_whole_so_that_its_changes_arrive(edit: Edit, volume: str, source: dict[str, Any]) -> None:
+    expected = source or {"secretName": "own", "items": [{"key": "text", "path": "text"}]}
+    assert {"name": volume, "secret": expected} in pod(edit)["volumes"]
+    [mount] = [mount for mount in container(edit)["volumeMounts"] if mount["name"] == volume]
+    assert mount == {"name": volume, "mountPath": f"/etc/pd-router/{volume}", "readOnly": True}
+    paths = {f"/etc/pd-router/{volume}/{item['path']}" for item in expected["items"]}
+    assert paths <= set(container(edit)["command"])
+
+
+def test_with_tls_the_port_stays_and_probes_are_plain() -> None:
+    edit: Edit = ("spec.router.tls", {"secretName": "certificate"})
+    [service] = [
+        child
+        for child in render_children(deployment(IMAGE, edit), CONTEXT)
+        if child["kind"] == "Service" and child["metadata"]["name"].endswith("-router")
+    ]
+    assert service["spec"]["ports"] == [
+        {"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP", "appProtocol": "https"}
+    ]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container(edit)[probe]["httpGet"].get("scheme", "HTTP") == "HTTP"
+
+
+def test_engines_demand_the_key_that_routers_send() -> None:
+    edit: Edit = ("spec.router.auth", {"engineKeySecretRef": SECRET})
+    for child in render_children(deployment(IMAGE, edit), CONTEXT):
+        if child["kind"] == "StatefulSet":
+            [engine] = child["spec"]["template"]["spec"]["containers"]
+            [variable] = [one for one in engine["env"] if one["name"] == "VLLM_API_KEY"]
+            assert variable["valueFrom"] == {"secretKeyRef": SECRET}

@@ -61,7 +61,10 @@ def test_defaults_are_these_and_no_others() -> None:
         ("spec.kvTransfer.decoderBlocksTTLSeconds", 120, "--handle-ttl", "90"),
         ("spec.kvTransfer.routerTTLSeconds", 17, "--handle-ttl", "17"),
         ("spec.kvTransfer.recomputeThresholdTokens", 0, "--recompute-threshold", "0"),
-        ("spec.router.auth.tenantFrom", "Header", "--tenant-from", "header"),
+        ("spec.router.tenantLimits.requestsPerSecond", 5, "--tenant-rate", "5"),
+        ("spec.router.tenantLimits.maxInflight", 6, "--tenant-max-inflight", "6"),
+        ("spec.router.tenantLimits.queuePercent", 25, "--tenant-queue-share", "0.25"),
+        ("spec.router.tenantLimits.retainedTokens", 7000, "--tenant-retained-tokens", "7000"),
         ("spec.router.auth.anonymous", "Allowed", "--anonymous", "reuse"),
         ("spec.router.handleStore.maxBytes", 2097152, "--handle-cap-bytes", "2097152"),
         ("spec.router.handleStore.maxEntries", 7, "--handle-cap-entries", "7"),
@@ -80,6 +83,16 @@ def test_defaults_are_these_and_no_others() -> None:
 )
 def test_field_becomes_flag(path: str, value: Any, flag: str, expected: str) -> None:
     assert options((path, value))[flag] == [expected]
+
+
+def test_on_one_machine_a_gateway_without_networks_connects_from_it() -> None:
+    auth = {"tenantFrom": "Header", "gateway": {"secretRef": {"name": "a", "key": "b"}, "untrusted": "Ignore"}}
+    found = options(("spec.router.auth", auth))
+    assert found["--tenant-from"] == ["header"]
+    assert found["--gateway-cidr"] == ["127.0.0.0/8", "::1/128"]
+    assert found["--untrusted-tenant"] == ["ignore"]
+    auth["gateway"]["cidrs"] = ["10.0.0.0/8", "fd00::/8"]  # type: ignore[index]
+    assert options(("spec.router.auth", auth))["--gateway-cidr"] == ["10.0.0.0/8", "fd00::/8"]
 
 
 def test_every_engine_is_named_in_order() -> None:
