@@ -6,6 +6,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Where it is set, every process compiles anew what it imports: five times for one engine.
+unexport PYTHONDONTWRITEBYTECODE
 # Tests of one file stay together, since they share what a module starts.
 FAST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile tests/unit tests/contract tests/component
 
@@ -20,6 +22,9 @@ $(STAMP): requirements/engine-cpu.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
 	$(BIN)/uv pip install --python $(BIN)/python --require-hashes --no-deps -r requirements/engine-cpu.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+	@echo "==> compiling what was installed: pods see it read-only, and each engine process would compile vLLM again"
+	@# -qq and no status: some packages bring templates and old syntax that nobody imports.
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib/python3*/site-packages || true
 	touch $@
 
 demo: $(STAMP) ## a real Kubernetes, the operator, a real pair: reuse ON and OFF; table and two plots
