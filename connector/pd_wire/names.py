@@ -21,6 +21,9 @@ TENANT_HEADER: Final = "x-pd-tenant"
 GATEWAY_SECRET_HEADER: Final = "x-pd-gateway-secret"
 """With it a gateway proves that it is the one to name tenants; never sent on."""
 
+RANK_HEADER: Final = "x-data-parallel-rank"
+"""vLLM's: which of its data-parallel ranks is to serve a request."""
+
 # --- keys that our connector adds to a handle ---------------------------------------------------
 OWN_PREFIX: Final = "pd_"
 PROOF_KEY: Final = "pd_proof"

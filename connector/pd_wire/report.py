@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
+
+
+READ_FAILED: Final = "the read failed"
+"""Reason of a report: P began to read and could not, and has computed everything itself."""
 
 
 class Verdict(StrEnum):
@@ -33,6 +37,11 @@ class Report:
     proven_tokens: int
     local_tokens: int
     pulled_tokens: int
+
+    @property
+    def read_failed(self) -> bool:
+        """Whether P tried to read the holder's blocks in vain."""
+        return self.reason == READ_FAILED
 
     def as_json(self) -> dict[str, Any]:
         """The JSON value that goes under ``pd_report``."""

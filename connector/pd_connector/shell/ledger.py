@@ -14,7 +14,7 @@ from vllm.logger import init_logger
 
 from pd_connector.core.admission import Admission
 from pd_connector.core.progress import Completions, Event, IllegalTransition, Progress, admit_completions, step
-from pd_wire.report import Report
+from pd_wire.report import READ_FAILED, Report
 
 logger = init_logger("vllm.pd_connector")
 
@@ -38,7 +38,7 @@ class Entry:
             return None
         reason = admission.reason
         if self.load_failed:
-            reason = "the read failed"
+            reason = READ_FAILED
         elif admission.may_pull and not self.pulled_tokens:
             reason = "nothing left to read: in the local cache, or below kv_recompute_threshold"
         return Report(admission.verdict, reason, admission.proven_tokens, self.local_tokens, self.pulled_tokens)

@@ -14,12 +14,13 @@ from typing import Any, Final
 
 import orjson
 
-from pd_router.core import errors, facts, fields, output_options, sanitize
+from pd_router.core import anthropic, errors, facts, fields, output_options, sanitize
 from pd_router.core.cutting import Handle
 from pd_router.core.errors import ApiError
 from pd_router.core.fields import Api
 from pd_router.core.history import Reply, extend
 from pd_router.core.jsontext import RawJson, decode_exactly, encode, lost_integers
+from pd_router.core.responses import Recall
 from pd_wire.names import KV_PARAMS, REPORT_KEY, RETAIN_KEY
 
 __all__ = ["FIRST_PREFILL", "Api", "Prepared", "prepare"]
@@ -34,8 +35,7 @@ FIRST_PREFILL: Final[Mapping[str, Any]] = {
 }
 """What a prefill leg carries when there is no handle to read from."""
 
-_BYTES_PER_TOKEN: Final = 4
-_FORCED: Final = ("auto", "none")
+BYTES_PER_TOKEN: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,8 @@ class Prepared:
     prompt_tokens_estimate: int
     new_tokens_estimate: int
     """Of what comes after the last assistant message; the whole prompt for completions."""
+    items: tuple[Any, ...] | None
+    """For responses: what this turn adds, which the next may name by the answer's id. None: it is not to be kept."""
     _body: Mapping[str, Any]
     _chain: Any
     _kept: frozenset[str]
@@ -72,9 +74,10 @@ class Prepared:
         """
         dropped = fields.PREFILL_DROPPED
         kept = self._kept
-        body = {name: value for name, value in self._body.items() if name not in dropped or name in kept}
+        whole = anthropic.prompt_side(self._body) if self.api is Api.MESSAGES else self._body
+        body = {name: value for name, value in whole.items() if name not in dropped or name in kept}
         choice = body.get("tool_choice")
-        if choice is not None and choice not in _FORCED and "tool_choice" not in kept:
+        if choice is not None and not _is_free(choice) and "tool_choice" not in kept:
             # A forced call cannot be parsed from one token. Left out, it reads as "auto", which renders the same tools;
             # "none" stays, because some engines leave the tools out of the prompt then.
             del body["tool_choice"]
@@ -115,6 +118,7 @@ def prepare(
     headers: Mapping[str, str],
     known_models: frozenset[str],
     rendered: frozenset[str] = frozenset(),
+    recall: Recall | None = None,
 ) -> Prepared:
     """Check and open one request.
 
@@ -124,15 +128,16 @@ def prepare(
         headers: lower-case names.
         known_models: names that the engines serve; empty means not known yet, then any name passes.
         rendered: those of `fields.RENDERED_BY_SOME` that this deployment's renderer writes into the prompt.
+        recall: gives the items behind a `previous_response_id` of this caller; None when none are kept.
 
     Raises:
         ApiError: 400 or 404, naming the field and what is allowed.
     """
     body = _parse(raw)
     try:
-        return _prepare(api, body, len(raw), headers, known_models, rendered)
+        return _prepare(api, body, len(raw), headers, known_models, rendered, recall)
     except _IntegersLost:
-        return _prepare_exactly(api, raw, headers, known_models, rendered)
+        return _prepare_exactly(api, raw, headers, known_models, rendered, recall)
     except ValueError as error:
         raise errors.malformed(str(error)) from error
 
@@ -142,10 +147,15 @@ class _IntegersLost(Exception):
 
 
 def _prepare_exactly(
-    api: Api, raw: bytes, headers: Mapping[str, str], known_models: frozenset[str], rendered: frozenset[str]
+    api: Api,
+    raw: bytes,
+    headers: Mapping[str, str],
+    known_models: frozenset[str],
+    rendered: frozenset[str],
+    recall: Recall | None,
 ) -> Prepared:
     try:
-        return _prepare(api, decode_exactly(raw), len(raw), headers, known_models, rendered, exact=True)
+        return _prepare(api, decode_exactly(raw), len(raw), headers, known_models, rendered, recall, exact=True)
     except ValueError as error:
         raise errors.malformed(str(error)) from error
 
@@ -167,13 +177,16 @@ def _prepare(
     headers: Mapping[str, str],
     known_models: frozenset[str],
     rendered: frozenset[str],
+    recall: Recall | None,
     exact: bool = False,
 ) -> Prepared:
     sanitize.strip_body(body, fields.PROMPT[api])
+    if api in fields.OWN_ANSWER_ID:
+        body.pop("request_id", None)
     model = facts.read_model(body, known_models)
+    prompt = facts.open_prompt(api, body, recall)
     ids = facts.read_ids(body, headers, fields.UNKNOWN_IDS[api])
-    prompt = facts.read_messages(body) if api is Api.CHAT else facts.read_prompt(body)
-    alone = facts.decode_alone(body, prompt)
+    alone = facts.decode_alone(api, body, prompt)
     output_options.check_output(api, body)
     fault = alone or facts.link_fault(body, prompt)
     scope, readable = facts.read_scope(api, body, model, rendered)
@@ -182,7 +195,9 @@ def _prepare(
     talk = prompt.conversation
     inexact = facts.inexact_option(body) if talk is not None else "completions are linked by id only"
     linked = talk if fault is None else None
-    tokens = prompt.tokens or size // _BYTES_PER_TOKEN
+    if prompt.continues:
+        size = len(encode(body["input"]))  # with the items of earlier turns, which were not in the bytes
+    tokens = prompt.tokens or size // BYTES_PER_TOKEN
     return Prepared(
         api,
         model,
@@ -194,11 +209,18 @@ def _prepare(
         scope,
         linked.prefixes if linked is not None else (),
         tokens,
-        talk.tail_bytes // _BYTES_PER_TOKEN if talk is not None else tokens,
+        talk.tail_bytes // BYTES_PER_TOKEN if talk is not None else tokens,
+        tuple(prompt.items) if prompt.items is not None and body.get("store") is not False else None,
         body,
         linked.chain if linked is not None else None,
         rendered,
     )
+
+
+def _is_free(choice: Any) -> bool:
+    """Whether a tool choice forces no call."""
+    kind = choice.get("type") if type(choice) is dict else choice
+    return kind in ("auto", "none")
 
 
 def _for_decode(params: Mapping[str, Any], retain: bool) -> dict[str, Any]:

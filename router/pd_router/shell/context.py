@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from pd_router.core.linking import Keyring
 from pd_router.core.placement import Loads
+from pd_router.core.response_store import ResponseStore
+from pd_router.core.retry_budget import RetryBudget
 from pd_router.core.settings import Settings
 from pd_router.core.store import HandleStore
 from pd_router.shell.admission import Admission
@@ -43,10 +45,15 @@ class Context:
     loads: Loads
     nudge: Callable[[str], None]
     guard: Guard
+    responses: ResponseStore
     tracing: Tracing | None = None
     decisions: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=DECISIONS_KEPT))
+    retries: RetryBudget = field(init=False)
     _request_ids: itertools.count[int] = field(default_factory=itertools.count)
     _prefix: str = field(default_factory=lambda: secrets.token_hex(6))
+
+    def __post_init__(self) -> None:
+        self.retries = RetryBudget(self.settings.limits.retry_share)
 
     def request_id(self, headers: Mapping[str, str]) -> str:
         """The client's X-Request-Id when it is harmless, else one of ours; from here on in what the task logs."""

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pd_router.core.breaker import Breaker
-from pd_router.core.placement import Engine, Loads
+from pd_router.core.pairs import Pair, Pairs
+from pd_router.core.placement import Engine, Loads, rank_key
 from pd_router.core.witness import Witness
 from pd_router.shell.exchange import Address
 from pd_router.shell.metrics import Metrics
@@ -41,6 +42,8 @@ class Member:
     admitted: bool = True
     incarnation: int = 0
     peers: set[str] = field(default_factory=set)
+    ranks: set[int] = field(default_factory=set)
+    """Data-parallel ranks that handles of this process named; empty when it has one rank."""
     breaker: Breaker = field(default_factory=Breaker)
     witness: Witness = field(default_factory=Witness)
 
@@ -60,6 +63,8 @@ class Fleet:
         self._on_gone = on_gone
         self._allowed = allowed_hosts
         self._members: dict[str, Member] = {}
+        self.pairs = Pairs()
+        """Health of the pairs that these engines make."""
         self._hosts: frozenset[str] | None = None
         self._next_incarnation = 0
 
@@ -75,6 +80,7 @@ class Fleet:
         """The engine is gone for good: its handles are purged, and what waits for its first byte fails."""
         member = self._members.pop(key)
         purged = self._purge(key) if member.role == ROLE_DECODE else 0
+        self.pairs.forget(key)
         self._next_incarnation = max(self._next_incarnation, member.incarnation + 1)
         member.ready = member.answers = False
         self._hosts = None
@@ -91,7 +97,7 @@ class Fleet:
         return [member for member in self._members.values() if member.role == role]
 
     def snapshot(self, role: str, now: float) -> tuple[Engine, ...]:
-        """The engines of a role as plain values; an open breaker counts as not ready."""
+        """The engines of a role as plain values."""
         return tuple(
             Engine(
                 key=member.key,
@@ -99,12 +105,17 @@ class Fleet:
                 role=member.role,
                 generation=member.generation,
                 incarnation=str(member.incarnation),
-                ready=member.ready and member.breaker.allows(now),
+                ready=member.ready,
                 draining=member.draining,
+                failing=not member.breaker.allows(now),
             )
             for member in self._members.values()
             if member.role == role
         )
+
+    def ranks(self) -> dict[str, set[int]]:
+        """Data-parallel ranks by engine, of those that have several."""
+        return {member.key: member.ranks for member in self._members.values() if member.ranks}
 
     def hosts(self) -> frozenset[str]:
         """Hosts that a decode engine's handle may name: those in its URL and those that answered from there."""
@@ -156,6 +167,8 @@ class Fleet:
         member = self._members[key]
         purged = self._purge(key) if member.role == ROLE_DECODE else 0
         member.incarnation += 1
+        member.ranks.clear()
+        self.pairs.forget(key)
         member.witness.broken()
         self._metrics.engine_breaks.labels(member.role, key).inc()
         log.warning("%s engine %s lost its process; %d of its handles purged", member.role, key, purged)
@@ -198,8 +211,9 @@ class Fleet:
             for member in self._members.values()
         ]
 
-    def describe(self, loads: Loads) -> list[dict[str, Any]]:
+    def describe(self, loads: Loads, now: float) -> list[dict[str, Any]]:
         """For `/debug/fleet`."""
+        quarantined = [self._quarantine(pair, breaker, now) for pair, breaker in self.pairs.tripped()]
         return [
             {
                 "engine": member.key,
@@ -211,7 +225,16 @@ class Fleet:
                 "generation": member.generation,
                 "turns": loads.turns(member.key),
                 "prefill_tokens": loads.tokens(member.key),
+                "ranks": {str(rank): loads.turns(rank_key(member.key, rank)) for rank in sorted(member.ranks)},
                 "failures": member.breaker.failures,
+                "breaker": member.breaker.state(now),
+                "quarantined_with": [one for key, one in quarantined if key == member.key],
             }
             for member in self._members.values()
         ]
+
+    @staticmethod
+    def _quarantine(pair: Pair, breaker: Breaker, now: float) -> tuple[str, dict[str, Any]]:
+        """A pair, shown with its prefill engine."""
+        shown = {"decode": pair.decode, "direction": pair.direction.value, "failures": breaker.failures}
+        return pair.prefill, {**shown, "state": breaker.state(now), "seconds_left": max(0.0, breaker.until - now)}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pd_router.core.pairs import Pair, Pairs
+from pd_router.core.pairs import Direction, Pair, Pairs
 from pd_router.core.placement import Engine
 from pd_router.core.sse import Ending
 from pd_router.shell.exchange import Failure
@@ -79,14 +79,16 @@ def watch(
 
     Args:
         pair: when KV is to be moved.
-        others: engines of the partner's role.
+        others: prefill engines that could have been in the place of the pair's.
     """
     began = now()
     member.breaker.sent(began)
     partner = ""
     if pair is not None:
         pairs.sent(pair, began)
-        other = pair.decode if pair.prefill == member.key else pair.prefill
-        if any(engine.takes_work and engine.key != other for engine in others):
-            partner = other
+        if pair.direction is Direction.PULL:
+            # Whether prefill can do without is shown by the retry, which goes without the handle.
+            partner = pair.decode
+        elif any(engine.takes_work and engine.key != pair.prefill for engine in others):
+            partner = pair.prefill
     return LegWatch(member, pair, partner, pairs, now)

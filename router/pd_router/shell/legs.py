@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,11 +17,12 @@ from urllib.parse import urlsplit
 import orjson
 
 from pd_router.core.errors import ApiError, engine_not_ready, no_engine, upstream_failed, upstream_timeout
+from pd_router.core.fields import Api
 from pd_router.core.refusals import harmless, loggable, private_texts, told
 from pd_router.shell.exchange import Exchange, Failure, LegError
 from pd_router.shell.fleet import Member
 from pd_router.shell.upstream import EnginePool
-from pd_wire.names import KV_PARAMS, REPORT_KEY
+from pd_wire.names import KV_PARAMS, RANK_HEADER, REPORT_KEY
 from pd_wire.report import Report
 from pd_wire.report import parse as parse_report
 
@@ -80,7 +81,8 @@ class LegFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """P's answer. `params` is what D is to be sent; None means that P offered nothing to read."""
+    """P's answer. `params` is what D is to be sent; None means that P offered nothing to read. `cached_tokens`: of the
+    prompt, what P had or read."""
 
     params: Mapping[str, Any] | None
     report: Report | None
@@ -88,14 +90,18 @@ class Prefilled:
     cached_tokens: int | None
 
 
-def request_head(path: str, member: Member, headers: Mapping[str, str], request_id: str, length: int) -> bytes:
+def request_head(
+    path: str, member: Member, headers: Mapping[str, str], request_id: str, length: int, rank: int | None = None
+) -> bytes:
     """The head of a request to an engine. A query in `path` stays here: engines need none, and it is one more place in
-    which a client could say what it may not."""
+    which a client could say what it may not. `rank`: the data-parallel rank that is to serve it."""
     lines = [
         f"POST {urlsplit(path).path} HTTP/1.1\r\nhost: {member.address.authority}\r\ncontent-type: application/json\r\n"
         f"accept-encoding: identity\r\ncontent-length: {length}\r\nx-request-id: {request_id}\r\n"
     ]
     lines.extend(f"{name}: {headers[name]}\r\n" for name in FORWARDED if name in headers and name != "x-request-id")
+    if rank is not None:
+        lines.append(f"{RANK_HEADER}: {rank}\r\n")
     lines.append("\r\n")
     return "".join(lines).encode("latin-1", "replace")
 
@@ -114,39 +120,74 @@ def relayed_headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
     ]
 
 
-async def prefill(pool: EnginePool, member: Member, head: bytes, body: bytes, within: float) -> Prefilled:
-    """Run the prefill leg to its end. Raises LegFailed."""
+async def prefill(
+    pool: EnginePool,
+    member: Member,
+    head: bytes,
+    body: bytes,
+    within: float,
+    api: Api = Api.CHAT,
+    sent: Callable[[Exchange], None] | None = None,
+) -> Prefilled:
+    """Run the prefill leg to its end. `sent` gets the exchange once the request is out. Raises LegFailed."""
     leg = "prefill"
     try:
         exchange = await pool.request(member.address, head, body, within)
+        if sent is not None:
+            sent(exchange)
         status = await exchange.head()
         raw = await exchange.body()
     except LegError as error:
         raise network_failure(leg, error, within) from error
     if status != 200:
         raise refused(leg, status, exchange, raw, body)
-    return _read_prefill(raw)
+    return _read_prefill(raw, api)
 
 
-def _read_prefill(raw: bytes) -> Prefilled:
+def _read_prefill(raw: bytes, api: Api) -> Prefilled:
     """Judge P's answer. Usage of a wrong type counts as unknown. Raises LegFailed."""
     try:
         answer = _object(orjson.loads(raw))
     except orjson.JSONDecodeError:
         answer = {}
-    choices = answer.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+    ended = _prefill_end(answer, api)
+    if ended is None:
         raise LegFailed("prefill", "malformed_answer", upstream_failed("prefill", "its answer is not a completion"))
-    if choices[0].get("finish_reason") == "error":
+    if not ended:
         raise LegFailed("prefill", "error_finish", upstream_failed("prefill", "it ended the prefill with an error"))
     offered = _object(answer.get(KV_PARAMS))
     # An engine without the connector, or one that echoes the prefill's own params: decode must not be given those.
     params = offered if offered.get("do_remote_prefill") is True else None
-    usage = _object(answer.get("usage"))
-    details = _object(usage.get("prompt_tokens_details"))
-    return Prefilled(
-        params, parse_report(offered.get(REPORT_KEY)), _count(usage, "prompt_tokens"), _count(details, "cached_tokens")
-    )
+    return Prefilled(params, parse_report(offered.get(REPORT_KEY)), *_prompt_counts(_object(answer.get("usage")), api))
+
+
+def _prefill_end(answer: Mapping[str, Any], api: Api) -> bool | None:
+    """Whether the prefill ended well; None when this is no answer of the API."""
+    match api:
+        case Api.RESPONSES:
+            if answer.get("object") != "response" or not isinstance(answer.get("output"), list):
+                return None
+            return answer.get("status") in ("completed", "incomplete")
+        case Api.MESSAGES:
+            if answer.get("type") != "message" or not isinstance(answer.get("content"), list):
+                return None
+            return answer.get("stop_reason") is not None
+    choices = answer.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        return None
+    return choices[0].get("finish_reason") != "error"
+
+
+def _prompt_counts(usage: Mapping[str, Any], api: Api) -> tuple[int | None, int | None]:
+    """Tokens of the prompt, and how many of them P had or read; None where it does not say."""
+    match api:
+        case Api.RESPONSES:
+            return _count(usage, "input_tokens"), _count(_object(usage.get("input_tokens_details")), "cached_tokens")
+        case Api.MESSAGES:
+            rest, cached = _count(usage, "input_tokens"), _count(usage, "cache_read_input_tokens")
+            created = _count(usage, "cache_creation_input_tokens")
+            return (None if rest is None else rest + (cached or 0) + (created or 0)), cached
+    return _count(usage, "prompt_tokens"), _count(_object(usage.get("prompt_tokens_details")), "cached_tokens")
 
 
 def _object(value: Any) -> dict[str, Any]:

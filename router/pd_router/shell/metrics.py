@@ -113,6 +113,9 @@ class Metrics:
             "cached_tokens", "Prompt tokens that prefill did not compute, read back or cached there, as it reports them"
         )
         self.retries = self._pair("retries", "Turns tried again, by what failed", leg=LEGS, reason=LEG_REASONS)
+        self.retries_refused = self._counter(
+            "retries_refused", "Turns that ended with their failure because the retry budget was used up"
+        )
         self.leg_failures = self._pair("leg_failures", "Legs that failed", leg=LEGS, reason=LEG_REASONS)
         self.disconnects = self._bound(
             "client_disconnects", "Clients that left before their answer was complete, by where the turn was",

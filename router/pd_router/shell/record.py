@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from pd_router.core.policy import Drop
+from pd_router.core.plan import Plan
+from pd_router.core.policy import Decision, Drop
 from pd_router.core.sse import Ending
 from pd_router.shell.context import Context
 from pd_router.shell.exchange import Failure
@@ -25,12 +26,13 @@ NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 class TurnRecord:
     """Facts of one turn, gathered as it goes. `fields` is what `/debug/explain` shows."""
 
-    __slots__ = ("_accepted_at", "_context", "_leg", "_metrics", "_trace", "arrived", "fields")
+    __slots__ = ("_accepted_at", "_context", "_leg", "_metrics", "_planned", "_trace", "arrived", "fields")
 
     def __init__(self, context: Context, request_id: str, api: str, request: Request) -> None:
         self._context = context
         self._metrics = context.metrics
         self.arrived = request.arrived
+        self._planned: tuple[str, ...] = ()
         self._leg: tuple[str, str] | None = None
         self._accepted_at = 0.0
         tracing = context.tracing
@@ -76,6 +78,17 @@ class TurnRecord:
     def stage(self, name: str) -> None:
         """The turn reached a stage of the reuse funnel."""
         self._metrics.funnel[name].inc()
+
+    def planned(self, planned: Plan, found: Decision) -> None:
+        """Who serves this attempt. `found`: what was decided about the handle before engines were chosen."""
+        for name in self._planned:
+            del self.fields[name]
+        shown = planned.explain()
+        self._planned = tuple(shown)
+        self.fields |= shown
+        drop = planned.decision.drop
+        if drop is not None and drop is not found.drop:
+            self.dropped(drop)
 
     def dropped(self, drop: Drop) -> None:
         """The turn left the reuse funnel."""
@@ -156,8 +169,15 @@ class TurnRecord:
 
     def retried(self, failure: LegFailed) -> None:
         """The turn starts again."""
+        tried = {name: self.fields[name] for name in ("prefill", "decode") if name in self.fields}
+        self.fields.setdefault("tried", []).append(tried | {"failed": failure.leg})
         self._metrics.retries[failure.leg, failure.reason].inc()
         self.fields["retries"].append(f"{failure.leg}: {failure.reason}")
+
+    def not_retried(self) -> None:
+        """The budget allows no retry of it."""
+        self._metrics.retries_refused.inc()
+        self.fields["not_retried"] = "the retry budget is used up"
 
     def stored(self, result: str) -> None:
         """D's handle is kept."""

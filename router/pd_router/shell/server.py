@@ -22,6 +22,7 @@ from pd_router.core.fields import Api
 from pd_router.core.linking import Keyring
 from pd_router.core.observe import Logging
 from pd_router.core.placement import Loads
+from pd_router.core.response_store import ResponseStore
 from pd_router.core.settings import Settings, SettingsError
 from pd_router.core.store_memory import MemoryStore
 from pd_router.shell.admin import Admin
@@ -36,6 +37,7 @@ from pd_router.shell.fleet import Fleet, Member
 from pd_router.shell.guard import Guard
 from pd_router.shell.logs import configure
 from pd_router.shell.metrics import Metrics
+from pd_router.shell.pair_metrics import PairCollector
 from pd_router.shell.passthrough import PASSED, pass_through
 from pd_router.shell.request_reader import Request
 from pd_router.shell.responder import Responder
@@ -50,7 +52,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pd_router")
 
-TURNS = {"/v1/chat/completions": Api.CHAT, "/v1/completions": Api.COMPLETIONS}
+TURNS = {
+    "/v1/chat/completions": Api.CHAT,
+    "/v1/completions": Api.COMPLETIONS,
+    "/v1/responses": Api.RESPONSES,
+    "/v1/messages": Api.MESSAGES,
+}
 BACKLOG = 4096
 GC_THRESHOLD = 10_000
 """Objects between two collections. A turn makes hundreds that die by their count; Python's 700 would be every turn."""
@@ -96,8 +103,10 @@ class Router:
             nudge=self.discovery.nudge,
             tracing=_tracing(settings, now),
             guard=guard,
+            responses=ResponseStore(limits.response_bytes),
         )
         metrics.register(StoreCollector(store, now))
+        metrics.register(PairCollector(fleet.pairs, now))
         metrics.register(FleetCollector(fleet, self.context.loads, metrics, now))
         share = ClientShare(limits.max_inflight, now)
         self.state = ServerState(self._handle, limits.max_body_bytes, share, share.refused, guard.gate.admit)
@@ -106,7 +115,7 @@ class Router:
             metrics.registry,
             self.context.decisions,
             self.why_not_ready,
-            lambda: fleet.describe(self.context.loads),
+            lambda: fleet.describe(self.context.loads, now()),
             self._status,
         )
         self._started = time.time()

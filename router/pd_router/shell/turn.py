@@ -12,20 +12,27 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from pd_router.core import errors
-from pd_router.core.errors import ApiError, error_event
+from pd_router.core.dialect import DIALECTS
+from pd_router.core.errors import ApiError
 from pd_router.core.fields import Api
 from pd_router.core.history import Reply
-from pd_router.core.placement import Engine, choose_decode, choose_prefill
-from pd_router.core.policy import Decision, Drop, NotStored, decide, judge_handle
-from pd_router.core.request import Prepared, prepare
+from pd_router.core.pairs import Direction, Pair
+from pd_router.core.placement import NO_PAIRS, Engine, rank_key
+from pd_router.core.plan import Plan, View, plan
+from pd_router.core.policy import Decision, Drop, NotStored, decide, judge_handle, newest_keys
+from pd_router.core.request import BYTES_PER_TOKEN, Prepared, prepare
+from pd_router.core.responses import PREVIOUS
 from pd_router.core.store import Entry, Found, Opened, PutResult, Ticket
+from pd_router.core.usage import Correct, corrector, reused_tokens
 from pd_router.shell.admission import Withdrawn
 from pd_router.shell.context import Context
 from pd_router.shell.exchange import Exchange, Failure, LegError
 from pd_router.shell.fleet import Member
+from pd_router.shell.health import LegWatch, watch
 from pd_router.shell.legs import LegFailed, Prefilled, network_failure, prefill, refused, request_head
 from pd_router.shell.record import TurnRecord
 from pd_router.shell.relay import StreamRelay, send_whole
@@ -40,6 +47,10 @@ ATTEMPTS_WITHOUT_HANDLE = 2
 RETRY_AFTER_SECONDS = 5
 CLIENT_LEFT = 499
 """What is counted for a client that did not wait; nobody sees it."""
+RETRY_PAUSE_SECONDS = 0.1
+"""Before a retry that can only go where it just failed."""
+_GONE = frozenset({Failure.CONNECT.value, Failure.CONNECT_TIMEOUT.value, Failure.CLOSED.value, Failure.LOST.value})
+"""The engine is away, so trying elsewhere loads nothing that is in trouble."""
 _UNREACHED = frozenset(
     {Failure.CONNECT.value, Failure.CONNECT_TIMEOUT.value, Failure.CLOSED.value, Failure.TIMEOUT.value}
 )
@@ -60,6 +71,7 @@ class Turn:
     def __init__(self, context: Context, api: Api, request: Request, responder: Responder) -> None:
         self._context = context
         self._api = api
+        self._dialect = DIALECTS[api]
         self._request = request
         self._responder = responder
         self._request_id = context.request_id(request.headers)
@@ -71,8 +83,13 @@ class Turn:
         self._turn_number = 0
         self._ticket: Ticket | None = None
         self._avoid: set[str] = set()
+        self._avoid_pairs: frozenset[tuple[str, str]] = frozenset()
         self._two_legs = False
+        self._over_limit = False
         self._exchange: Exchange | None = None
+        self._leg = ""
+        self._reading = False
+        """Prefill was given a handle and may be reading from its holder."""
         self._prefilled_at = 0.0
         self._decodes: tuple[Engine, ...] = ()
         self._prefills: tuple[Engine, ...] = ()
@@ -83,7 +100,9 @@ class Turn:
         responder.on_gone = self._client_left
         admitted = False
         try:
-            prepared = prepare(self._api, self._request.body, self._request.headers, context.models())
+            prepared = prepare(
+                self._api, self._request.body, self._request.headers, context.models(), recall=self._recall
+            )
             await context.admission.enter(self, self._tenant)
             admitted = True
             self._record.admitted()
@@ -103,6 +122,8 @@ class Turn:
                 context.admission.leave()
             if self._exchange is not None:
                 self._exchange.abort()
+            if responder.gone and not responder.finished and self._status == 200:
+                self._status = CLIENT_LEFT
             self._record.finish(self._status)
 
     async def _serve(self, prepared: Prepared) -> None:
@@ -110,28 +131,38 @@ class Turn:
         self._identify(prepared)
         clean = not self._keys
         left = ATTEMPTS_WITHOUT_HANDLE
+        self._context.retries.turn()
         while True:
             found = None if clean else await self._open()
             self._look()
             decision = Decision.recompute() if clean else self._find(prepared, found)
             self._record.fields["attempts"] += 1
+            planned = self._plan(prepared, decision)
+            attached = planned.decision.attach
             try:
-                await self._attempt(prepared, decision)
+                await self._attempt(prepared, planned)
                 return
             except LegFailed as failure:
-                self._record.failed(failure, decision.attach)
-                left -= 0 if decision.attach else 1
-                if not failure.retryable or self._responder.gone or self._responder.started or left <= 0:
+                self._record.failed(failure, attached)
+                left -= 0 if attached else 1
+                if left <= 0 or not self._may_try_again(failure, attached):
                     self._give_up(failure)
                     return
                 clean = True  # what was taken is spent, whatever became of it
                 self._record.retried(failure)
-                log.warning(
-                    "turn %s: %s, trying again%s",
-                    self._request_id,
-                    failure,
-                    " without its handle" if decision.attach else "",
-                )
+                how = " without its handle" if attached else ""
+                log.warning("turn %s: %s, trying again%s", self._request_id, failure, how)
+                if failure.reason not in _GONE and not self._has_untried(failure.leg):
+                    await asyncio.sleep(RETRY_PAUSE_SECONDS)
+
+    def _may_try_again(self, failure: LegFailed, attached: bool) -> bool:
+        """Never after the first byte, never what would fail again, and within the budget where engines are at work."""
+        if not failure.retryable or self._responder.gone or self._responder.started:
+            return False
+        if attached or failure.reason in _GONE or self._context.retries.take():
+            return True
+        self._record.not_retried()
+        return False
 
     def _look(self) -> None:
         """The engines as they are now; one attempt decides everything on this view, and awaits nothing meanwhile."""
@@ -177,6 +208,7 @@ class Turn:
             hosts=context.fleet.hosts(),
             ttl=context.settings.reuse.handle_ttl,
             threshold=context.settings.reuse.recompute_threshold,
+            newest_keys=newest_keys(prepared, self._keys),
         )
         for stage in decision.stages:
             self._record.stage(stage)
@@ -185,16 +217,25 @@ class Turn:
         return decision
 
     def keep(
-        self, prepared: Prepared, sent: Dispatch, handle: dict[str, object] | None, reply: Reply | None, answer_id: str
+        self,
+        prepared: Prepared,
+        planned: Plan,
+        sent: Dispatch,
+        handle: dict[str, object] | None,
+        reply: Reply | None,
+        answer_id: str,
     ) -> asyncio.Future[None] | None:
         """Keep D's handle. Called before the last byte is written: the next turn may follow at once, on any router.
 
         Returns what has to be done before that byte, or None when all is done.
         """
         context, decode = self._context, sent.decode
+        self._keep_items(prepared, reply, answer_id)
         if not self._keys or self._tenant is None:
             return None
-        fault = judge_handle(handle, context.fleet.hosts())
+        if handle is None and planned.bypass and planned.decision.entry is not None:
+            return self._put(self._carried(prepared, planned.decision.entry, reply), prepared, reply, answer_id)
+        fault = NotStored.TENANT_LIMIT if self._over_limit else judge_handle(handle, context.fleet.hosts())
         if fault is not None or handle is None:
             self._record.not_stored(fault or NotStored.NO_HANDLE)
             forgotten = context.store.forget(self._keys)
@@ -212,11 +253,48 @@ class Turn:
             identity=sent.identity if decode.incarnation == sent.incarnation else "",
             ticket=self._ticket,
         )
-        result = context.store.put(entry, context.keyring.store_keys(self._tenant, prepared, reply, answer_id), now)
+        context.guard.retained.add(self._tenant, decode.key, entry.remote_tokens, now)
+        if entry.rank is not None:
+            decode.ranks.add(entry.rank)
+        return self._put(entry, prepared, reply, answer_id)
+
+    def _put(
+        self, entry: Entry, prepared: Prepared, reply: Reply | None, answer_id: str
+    ) -> asyncio.Future[None] | None:
+        context = self._context
+        keys = context.keyring.store_keys(self._tenant or "", prepared, reply, answer_id)
+        result = context.store.put(entry, keys, context.now())
         if isinstance(result, PutResult):
             self._kept(result)
             return None
         return asyncio.ensure_future(self._kept_later(result))
+
+    def _carried(self, prepared: Prepared, entry: Entry, reply: Reply | None) -> Entry:
+        """The handle of the turn before, for the turn after one that decode served alone and that left none: it was not
+        sent, and what it names is a prefix of the longer conversation too. It does not live longer for it."""
+        self._context.store.spent(entry)  # it is counted as retained once more when it is put
+        content = reply.message.get("content") if reply is not None else None
+        said = len(content) // BYTES_PER_TOKEN if isinstance(content, str) else 0
+        return replace(
+            entry,
+            keys=(),
+            turn=self._turn_number,
+            ticket=self._ticket,
+            inexact=entry.inexact or prepared.inexact or (reply.inexact if reply is not None else "reply unknown"),
+            behind=entry.behind + prepared.new_tokens_estimate + said,
+        )
+
+    def _recall(self, answer_id: str) -> list[Any] | None:
+        # A caller without a principal shares a table with others of that kind; ids of answers cannot be guessed.
+        return self._context.responses.recall(self._tenant or "", answer_id)
+
+    def _keep_items(self, prepared: Prepared, reply: Reply | None, answer_id: str) -> None:
+        """Keep what a turn of the Responses API added, for a next one that names it."""
+        if prepared.items is None or reply is None:
+            return
+        before = next((value for name, value in prepared.ids if name == PREVIOUS), None)
+        kept = self._context.responses.put(self._tenant or "", answer_id, before, (*prepared.items, *reply.items))
+        self._record.fields["response_kept"] = kept
 
     def _kept(self, result: PutResult) -> None:
         if result is PutResult.UNAVAILABLE:
@@ -228,45 +306,47 @@ class Turn:
         self._kept(await result)
 
     # -- one attempt -----------------------------------------------------------------------------
-    async def _attempt(self, prepared: Prepared, decision: Decision) -> None:
-        """Choose engines and run the legs. Raises LegFailed before, never after, the client has a byte."""
+    def _plan(self, prepared: Prepared, decision: Decision) -> Plan:
+        """Who serves this attempt. Nothing is awaited between the look at the engines and the leases on them."""
         context = self._context
-        holder = decision.entry.holder if decision.entry is not None else None
-        chosen = choose_decode(
-            self._untried(self._decodes),
+        now, pairs = context.now(), context.fleet.pairs
+        view = View(
+            self._decodes,
+            self._prefills,
             context.loads,
-            holder,
-            context.settings.limits.decode_overload,
-            self._prefill_generations() if prepared.two_legs else None,
+            no_handoff=pairs.blocked(Direction.HANDOFF, now) if pairs else NO_PAIRS,
+            no_pull=pairs.blocked(Direction.PULL, now) if pairs else NO_PAIRS,
+            avoid=self._avoid,
+            avoid_pairs=self._avoid_pairs,
+            ranks=context.fleet.ranks(),
         )
-        if chosen.engine is None:
+        settings = context.settings
+        planned = plan(prepared, decision, view, overload=settings.limits.decode_overload, bypass=settings.bypass)
+        self._record.planned(planned, decision)
+        return planned
+
+    async def _attempt(self, prepared: Prepared, planned: Plan) -> None:
+        """Run the legs. Raises LegFailed before, never after, the client has a byte."""
+        context = self._context
+        if planned.decode.engine is None:
             any_decode = any(engine.takes_work for engine in self._decodes)
             raise self._no_engine(ROLE_PREFILL if any_decode else ROLE_DECODE)
-        decode = context.member(chosen.engine.key)
-        self._record.fields["decode"] = decode.key
-        self._record.fields["decode_reason"] = chosen.reason
+        decode = context.member(planned.decode.engine.key)
         # D's place is taken before P begins: a finished prefill must not wait for one while its lease runs (HL-16).
-        place = context.loads.open(decode.key)
+        places = [context.loads.open(decode.key)]
+        if planned.rank is not None:
+            places.append(context.loads.open(rank_key(decode.key, planned.rank)))
         try:
-            prefilled: Prefilled | None = None
-            if prepared.two_legs:
-                prefilled = await self._prefill(
-                    prepared, decision, self._choose_prefill(prepared, chosen.engine.generation)
-                )
-            await self._decode(prepared, prefilled, decode)
+            prefilled, by = None, None
+            if planned.prefill is not None:
+                if planned.prefill.engine is None:
+                    raise self._no_engine(ROLE_PREFILL)
+                by = context.member(planned.prefill.engine.key)
+                prefilled = await self._prefill(prepared, planned.decision, by)
+            await self._decode(prepared, planned, prefilled, by, decode)
         finally:
-            place.close()
-
-    def _prefill_generations(self) -> frozenset[str]:
-        """Generations that a prefill engine is ready for: a decode engine of any other could not be paired (EL-07)."""
-        return frozenset([engine.generation for engine in self._prefills if engine.takes_work])
-
-    def _choose_prefill(self, prepared: Prepared, generation: str) -> Member:
-        chosen = choose_prefill(self._untried(self._prefills), self._context.loads, generation)
-        if chosen.engine is None:
-            raise self._no_engine(ROLE_PREFILL)
-        self._record.fields["prefill"] = chosen.engine.key
-        return self._context.member(chosen.engine.key)
+            for place in places:
+                place.close()
 
     async def _prefill(self, prepared: Prepared, decision: Decision, member: Member) -> Prefilled:
         context = self._context
@@ -278,50 +358,79 @@ class Turn:
         if decision.entry is not None and decision.attach:
             self._record.attached(decision.linked_by)
             context.store.spent(decision.entry)
+            if self._tenant is not None:
+                context.guard.retained.release(self._tenant, decision.entry.holder, decision.entry.remote_tokens)
         started = context.now()
         work = context.loads.open(member.key, prepared.prompt_tokens_estimate)
-        member.breaker.sent(started)
+        entry = decision.entry if decision.attach else None
+        pair = Pair(member.key, entry.holder, Direction.PULL) if entry is not None else None
+        leg = watch(member, pair, self._prefills, context.fleet.pairs, context.now)
+        self._leg, self._reading = ROLE_PREFILL, entry is not None
+        within = timeouts.pull if entry is not None else timeouts.prefill
         try:
-            result = await prefill(
-                context.pool, member, head, body, timeouts.pull if handle is not None else timeouts.prefill
-            )
+            result = await prefill(context.pool, member, head, body, within, self._api, self._prefill_sent)
         except LegFailed as failure:
-            self._blame(member, failure)
+            self._blame(leg, failure)
             raise
         except BaseException:
-            member.breaker.abandoned()
+            leg.abandoned()
             raise
         finally:
             work.close()
-        member.breaker.succeeded()
+            self._leg, self._exchange = "", None
+        leg.succeeded(moved=result.report is None or not result.report.read_failed)
         self._prefilled_at = context.now()
         self._record.prefilled(result, self._prefilled_at - started, handle is not None)
         return result
 
-    async def _decode(self, prepared: Prepared, prefilled: Prefilled | None, decode: Member) -> None:
+    def _may_retain(self, prepared: Prepared, prefilled: Prefilled | None) -> bool:
+        """Whether the tenant may let decode keep this turn's blocks; by its prompt, since no answer is there yet."""
+        tokens = prefilled.prompt_tokens if prefilled is not None else None
+        room = self._context.guard.retained.has_room(
+            self._tenant or "", tokens or prepared.prompt_tokens_estimate, self._context.now()
+        )
+        self._over_limit = not room
+        if not room:
+            self._context.guard.limited["tenant_retained_limit"].inc()
+        return room
+
+    async def _decode(
+        self, prepared: Prepared, planned: Plan, prefilled: Prefilled | None, by: Member | None, decode: Member
+    ) -> None:
         context, responder = self._context, self._responder
         timeouts = context.settings.timeouts
         params = prefilled.params if prefilled is not None else None
         if responder.gone and params is None:
             return
-        body = prepared.decode_body(params, retain=bool(self._keys))
+        body = prepared.decode_body(params, retain=bool(self._keys) and self._may_retain(prepared, prefilled))
         headers = self._record.began(ROLE_DECODE, decode, self._request.headers)
-        head = request_head(self._request.path, decode, headers, self._request_id, len(body))
+        head = request_head(self._request.path, decode, headers, self._request_id, len(body), planned.rank)
         wait = timeouts.first_byte if prepared.stream else timeouts.answer
         if responder.gone:
             # The client left between the legs. Decode still has to read P's blocks, or they are stranded until the
             # lease ends; no exchange existed for `_client_left` to bound, so the bound is set here.
             wait = timeouts.handoff
         sent = Dispatch(decode, decode.incarnation, decode.witness.identity, context.now())
-        keep = functools.partial(self.keep, prepared, sent)
-        decode.breaker.sent(context.now())
+        keep = functools.partial(self.keep, prepared, planned, sent)
+        pair = Pair(by.key, decode.key, Direction.HANDOFF) if by is not None and params is not None else None
+        leg = watch(decode, pair, self._prefills, context.fleet.pairs, context.now)
+        self._leg = ROLE_DECODE
         try:
             exchange = self._exchange = await context.pool.request(decode.address, head, body, wait)
             if await exchange.head() != 200:
                 raise refused("decode", exchange.status, exchange, await exchange.body(), body)
             self._record.accepted()
             if prepared.stream:
-                relay = StreamRelay(context, self._record, responder, exchange, self._own_headers, self._prefilled_at)
+                relay = StreamRelay(
+                    context,
+                    self._record,
+                    responder,
+                    exchange,
+                    self._own_headers,
+                    self._prefilled_at,
+                    self._dialect,
+                    self._corrector(prefilled),
+                )
                 self._status = await relay.run(keep)
             else:
                 exchange.deadline = context.now() + timeouts.idle
@@ -334,53 +443,79 @@ class Turn:
                     self._own_headers,
                     self._prefilled_at,
                     keep,
+                    self._dialect,
+                    self._corrector(prefilled),
                 )
         except LegError as error:
             failure = network_failure("decode", error, wait)
-            self._blame(decode, failure)
+            self._blame(leg, failure)
             raise failure from error
         except LegFailed as failure:
-            self._blame(decode, failure)
+            self._blame(leg, failure)
             raise
         except BaseException:
-            decode.breaker.abandoned()
+            leg.abandoned()
             raise
         finally:
             if self._exchange is not None:
                 self._exchange.abort()
                 self._exchange = None
         if self._status == 502:
-            decode.breaker.failed(context.now())
+            leg.broke_off()
         else:
-            decode.breaker.succeeded()
+            leg.succeeded()
+
+    def _corrector(self, prefilled: Prefilled | None) -> Correct | None:
+        """What puts P's count of reused tokens in the place of D's; None where D computed the prompt itself."""
+        if prefilled is None or prefilled.params is None:
+            return None
+        report = prefilled.report
+        local, pulled = (report.local_tokens, report.pulled_tokens) if report is not None else (None, None)
+        return corrector(self._api, reused_tokens(prefilled.cached_tokens, local, pulled))
 
     # -- when things go wrong ------------------------------------------------------------------------
     def _client_left(self) -> None:
-        """The socket is gone. Before the first content the hand-off is allowed to finish, within a bound (RP-06)."""
+        """The socket is gone: stop what still may be stopped (RP-06).
+
+        Prefill without a handle holds nothing of anybody's and is stopped at once. With a handle it may be reading, and
+        decode before its first content may be too: blocks that are given up during a read are lost for a lease or, on
+        some engines, end the process (EL-03, EL-13). So these may go on, within a bound.
+        """
         exchange = self._exchange
         self._context.admission.withdraw(self)
-        self._record.client_left(
-            "stream" if self._responder.started else "decode" if exchange is not None else "prefill"
-        )
+        self._record.client_left("stream" if self._responder.started else self._leg or "prefill")
         if exchange is None:
             return
-        if self._responder.started or not self._two_legs:
-            exchange.abort()
+        if self._leg == ROLE_PREFILL:
+            self._bound_or_stop(exchange, self._reading)
         else:
+            self._bound_or_stop(exchange, self._two_legs and not self._responder.started)
+
+    def _prefill_sent(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        if self._responder.gone:  # while the connection was being made
+            self._bound_or_stop(exchange, self._reading)
+
+    def _bound_or_stop(self, exchange: Exchange, reading: bool) -> None:
+        if reading:
             exchange.deadline = min(exchange.deadline, self._context.now() + self._context.settings.timeouts.handoff)
-
-    def _untried(self, engines: tuple[Engine, ...]) -> tuple[Engine, ...]:
-        """Leave out engines that failed this turn, unless there are no others."""
-        rest = tuple(engine for engine in engines if engine.key not in self._avoid)
-        return rest if any(engine.takes_work for engine in rest) else engines
-
-    def _blame(self, member: Member, failure: LegFailed) -> None:
-        """Count a failed leg against its engine, and look at the engine at once when it could not be reached."""
-        self._avoid.add(member.key)
-        if failure.engine_fault:
-            member.breaker.failed(self._context.now())
         else:
-            member.breaker.abandoned()
+            exchange.abort()
+
+    def _has_untried(self, role: str) -> bool:
+        """Whether an engine of the role takes work that has not failed this turn."""
+        engines = self._prefills if role == ROLE_PREFILL else self._decodes
+        return any(engine.takes_work and engine.key not in self._avoid for engine in engines)
+
+    def _blame(self, leg: LegWatch, failure: LegFailed) -> None:
+        """Count a failed leg, and look at the engine at once when it could not be reached."""
+        member = leg.member
+        self._avoid.add(member.key)
+        if self._responder.gone and failure.reason == Failure.TIMEOUT.value:
+            leg.abandoned()  # the bound of a client that left, and no engine's fault
+            return
+        if leg.failed(failure) and leg.pair is not None and leg.pair.direction is Direction.HANDOFF:
+            self._avoid_pairs |= {(leg.pair.prefill, leg.pair.decode)}
         if failure.reason in _UNREACHED:
             self._context.suspect(member, gone=failure.reason == Failure.CONNECT.value)
 
@@ -394,10 +529,11 @@ class Turn:
     def _give_up(self, failure: LegFailed) -> None:
         if self._responder.gone or self._responder.finished:
             return
-        if failure.verbatim is None or self._responder.started:
+        if failure.verbatim is None or self._responder.started or self._context.guard.is_own_fault(failure.status):
             raise failure.answer
         self._status, headers, body = failure.verbatim
-        self._responder.send(self._status, [*headers, *self._own_headers], body)
+        shown = self._dialect.error_body(body, self._status)
+        self._responder.send(self._status, [*headers, *self._own_headers], shown)
 
     def _answer(self, error: ApiError) -> None:
         self._status = error.status
@@ -405,6 +541,7 @@ class Turn:
         if responder.gone or responder.finished:
             return
         if responder.started:
-            responder.end(error_event(error), close=True)
+            responder.end(self._dialect.error_event(error.body()), close=True)
         else:
-            responder.send_error(error, self._own_headers)
+            shown = self._dialect.error_body(error.body(), error.status)
+            responder.send_error(error, self._own_headers, body=shown)

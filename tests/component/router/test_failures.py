@@ -37,7 +37,7 @@ TOO_LONG = json.dumps({"error": {"message": "too long, says P", "type": "BadRequ
     ],
 )
 async def test_prefill_fails_with_a_handle_attached(deploy: Any, behaviour: Behaviour, stream: bool) -> None:
-    deployment = await deploy(QUICK)
+    deployment = await deploy(QUICK, breaks=True)
     talk = Talk(deployment, stream=stream)
     await talk.say()
     for engine in deployment.prefills:
@@ -125,7 +125,7 @@ async def test_decode_refuses(deploy: Any, attached: bool, stream: bool) -> None
 async def test_decode_fails_before_the_first_content(deploy: Any, fault: Fault, stream: bool) -> None:
     if not stream and fault.kind is Kind.TRUNCATE:
         fault = Fault(Kind.CLOSE, Point.AFTER_HEADERS)
-    deployment = await deploy(QUICK)
+    deployment = await deploy(QUICK, breaks=True)
     talk = Talk(deployment, stream=stream)
     await talk.say()
     handles = len(deployment.records(deployment.prefills))

@@ -107,7 +107,8 @@ class Behaviour:
         line_end, data_space, comments: SSE dialect.
         comment_bytes: length of each comment, to make a stream large at little cost.
         gzip: compress when the request accepts it.
-        load_failure: what a client sees when KV cannot be loaded: a 500, finish reason "error", or nothing for ever.
+        load_failure: what a client sees when KV cannot be loaded: a 500, finish reason "error", nothing for ever, or a
+            right answer that took longer.
         errors_carry_params: error bodies and error events contain a handle, as a careless engine might.
         headers: added to the answer.
     """
@@ -127,7 +128,7 @@ class Behaviour:
     comments: bool = False
     comment_bytes: int = 0
     gzip: bool = False
-    load_failure: Literal["fail", "finish_error", "hang"] = "fail"
+    load_failure: Literal["fail", "finish_error", "hang", "recompute"] = "fail"
     errors_carry_params: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)
 

@@ -66,6 +66,7 @@ class Run:
     pulled: int = 0
     admission: Admission | None = None
     pulling_from: str | None = None
+    read_failed: bool = False
     done: bool = False
 
 
@@ -81,14 +82,20 @@ class Retained:
 class Connector:
     """KV side of one engine process; a restart makes a new one."""
 
-    def __init__(self, config: ConnectorConfig, fabric: Fabric, host: str, port: int, name: str) -> None:
+    def __init__(
+        self, config: ConnectorConfig, fabric: Fabric, host: str, port: int, name: str, rank: int | None = None
+    ) -> None:
+        """``rank`` is for one of several data-parallel ranks of one engine; `port` is then that rank's."""
         self.config, self.fabric, self.host, self.port, self.name = config, fabric, host, port, name
-        self.engine_id = f"{name}-{secrets.token_hex(8)}"
+        self.rank = rank
+        self.engine_id = f"{name}-{secrets.token_hex(8)}" + ("" if rank is None else f"_dp{rank}")
         caches = config.prefix_caching if config.prefix_caching is not None else config.role == "decode"
         self.pool = BlockPool(config.blocks, config.block_tokens, caches_prefixes=caches)
         self.counters: Counter[str] = Counter()
         self.frozen = False
         self.pull_delay = 0.0
+        self.cut_off: set[str] = set()
+        """Names of engines whose blocks can't be read from here, although both engines are well (EL-04)."""
         self._retained: dict[str, Retained] = {}
         self._clock_offset = secrets.randbelow(1_000_000) + 0.25
         self._verifier = Verifier(config.block_tokens, bidirectional=config.bidirectional)
@@ -146,6 +153,16 @@ class Connector:
                 await self._pull(run, params, count)
             else:
                 self.fabric.notify(params, self)
+        await self._fill(run, hashes)
+
+    async def recompute(self, run: Run) -> None:
+        """Compute what could not be loaded: `kv_load_failure_policy: recompute`, where it works (HL-07)."""
+        run.read_failed = True
+        await self._fill(run, prefix_hashes(run.tokens, self.config.block_tokens, f"{run.model}/{run.salt}"))
+
+    async def _fill(self, run: Run, hashes: list[bytes]) -> None:
+        """Compute what is neither local nor pulled."""
+        size, prompt = self.config.block_tokens, run.tokens
         run.blocks += await self._allocate(-(-len(prompt) // size) - len(run.blocks))
         self._compute(run, run.local + run.pulled, prompt)
         self.pool.remember(run.blocks, hashes)
@@ -233,6 +250,9 @@ class Connector:
         if remote is None or remote.frozen:
             self.counters["failed_transfers"] += 1
             raise LoadFailed("peer is gone")
+        if remote.name in self.cut_off:
+            self.counters["failed_transfers"] += 1
+            raise LoadFailed("NIXL_ERR_REMOTE_DISCONNECT")
         if remote.engine_id != params["remote_engine_id"]:
             self.counters["failed_transfers"] += 1
             raise LoadFailed("Remote NIXL agent engine ID mismatch")
@@ -298,7 +318,7 @@ class Connector:
     def _own_keys(self, run: Run, admission: Admission, tokens: list[int], *, to_decode: bool) -> dict[str, Any] | None:
         """Our connector's part of the handle; None when it would not keep the blocks."""
         if to_decode:
-            report = report_of(admission, run.local, run.pulled)
+            report = report_of(admission, run.local, run.pulled, read_failed=run.read_failed)
             return {} if report is None else {names.REPORT_KEY: report}
         return self._verifier.prove(tokens, run.model, run.salt) if admission.retain else None
 

@@ -43,6 +43,8 @@ class Record:
     """The engine's own name for the (first) run; a handle of this request holds it."""
     target: str = ""
     """Path and query as they were sent; `path` has no query."""
+    rank: int = 0
+    """Data-parallel rank that served it."""
 
     @property
     def params(self) -> Any:
@@ -65,7 +67,8 @@ class Record:
 class EngineConfig:
     """What stays the same over restarts. ``port`` 0 takes a free one at the first start; times in seconds.
 
-    ``name`` and ``side_channel`` are made up where they are not given; in a pod they are the pod's.
+    ``name`` and ``side_channel`` are made up where not given; in a pod they are the pod's. ``ranks``: data-parallel
+    ranks behind the one address, each with KV, an engine id and a side-channel port of its own.
     """
 
     connector: ConnectorConfig
@@ -77,6 +80,7 @@ class EngineConfig:
     keepalive_timeout: float = 75.0
     name: str | None = None
     side_channel: tuple[str, int] | None = None
+    ranks: int = 1
 
 
 class FakeEngine:
@@ -98,9 +102,26 @@ class FakeEngine:
         self._runner: web.AppRunner | None = None
         self._thaw = asyncio.Event()
         self._thaw.set()
-        self.connector = self._new_connector()
+        self.ranks = self._new_ranks()
+        self._next_rank = 0
 
     # --- process ------------------------------------------------------------------------------
+
+    @property
+    def connector(self) -> Connector:
+        """The KV side of the engine, or of its first rank."""
+        return self.ranks[0]
+
+    def rank_for(self, asked: str | None) -> Connector:
+        """The rank that a request goes to: the one that its header names, else the next in turn. A number that is out
+        of range is somebody's mistake, which vLLM answers with an error."""
+        if asked is None:
+            self._next_rank = (self._next_rank + 1) % len(self.ranks)
+            return self.ranks[self._next_rank]
+        if not asked.isdigit() or int(asked) >= len(self.ranks):
+            self.fabric.violate(self.name, f"no data-parallel rank {asked!r}")
+            return self.ranks[0]
+        return self.ranks[int(asked)]
 
     @property
     def url(self) -> str:
@@ -131,7 +152,8 @@ class FakeEngine:
     async def kill(self) -> None:
         """Die as by SIGKILL: connections are reset, the KV memory is gone, peers can't reach it."""
         runner, self._runner = self._runner, None
-        self.fabric.leave(self.connector)
+        for rank in self.ranks:
+            self.fabric.leave(rank)
         if runner is None:
             return
         for site in list(runner.sites):
@@ -149,17 +171,19 @@ class FakeEngine:
     async def restart(self) -> None:
         """Kill, then start with an empty memory and a new engine id on the same port."""
         await self.kill()
-        self.connector = self._new_connector()
+        self.ranks = self._new_ranks()
         await self.start()
 
     def freeze(self) -> None:
         """Accept connections and requests, and never answer; side channel included."""
-        self.connector.frozen = True
+        for rank in self.ranks:
+            rank.frozen = True
         self._thaw.clear()
 
     def thaw(self) -> None:
         """Go on after `freeze`."""
-        self.connector.frozen = False
+        for rank in self.ranks:
+            rank.frozen = False
         self._thaw.set()
 
     async def wait_thawed(self) -> None:
@@ -189,7 +213,7 @@ class FakeEngine:
     @property
     def used_blocks(self) -> int:
         """Blocks that are in use or retained now."""
-        return self.connector.pool.count - self.connector.free_blocks()
+        return sum(rank.pool.count - rank.free_blocks() for rank in self.ranks)
 
     async def idle(self, seconds: float = 5.0) -> None:
         """Wait until no request runs.
@@ -210,9 +234,15 @@ class FakeEngine:
         self.default = Behaviour()
         self.health_status = 200
         self.tap = None
-        self.connector.pull_delay = 0.0
+        for rank in self.ranks:
+            rank.pull_delay = 0.0
+            rank.cut_off.clear()
         self.thaw()
 
-    def _new_connector(self) -> Connector:
+    def _new_ranks(self) -> list[Connector]:
         host, port = self._side_channel
-        return Connector(self.config.connector, self.fabric, host, port, self.name)
+        count = self.config.ranks
+        return [
+            Connector(self.config.connector, self.fabric, host, port + rank, self.name, rank if count > 1 else None)
+            for rank in range(count)
+        ]

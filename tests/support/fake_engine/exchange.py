@@ -47,7 +47,7 @@ class Exchange:
 
     def __init__(self, engine: FakeEngine, request: web.Request) -> None:
         self.engine, self.request = engine, request
-        self.connector = engine.connector
+        self.connector = engine.rank_for(request.headers.get(names.RANK_HEADER))
         self.chat = request.path.endswith("/chat/completions")
         self.public_id = f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(8)}"
         self.runs: list[Run] = []
@@ -78,7 +78,9 @@ class Exchange:
 
     def _judge(self, raw: bytes) -> Record:
         headers = [(key, value) for key, value in self.request.headers.items()]
-        record = Record(self.request.path, headers, raw, {}, target=self.request.raw_path)
+        record = Record(
+            self.request.path, headers, raw, {}, target=self.request.raw_path, rank=self.connector.rank or 0
+        )
         self.engine.requests.append(record)
         role, fabric, name = self.engine.config.connector.role, self.engine.fabric, self.engine.name
         try:
@@ -108,7 +110,10 @@ class Exchange:
             except Parked:
                 await _for_ever()
             except LoadFailed as failure:
-                await self._load_failed(record, failure)
+                if self.behaviour.load_failure == "recompute":
+                    await self.connector.recompute(run)
+                else:
+                    await self._load_failed(record, failure)
         record.prompt_tokens = sum(run.prompt_length for run in self.runs)
         record.local_tokens = sum(run.local for run in self.runs)
         record.pulled_tokens = sum(run.pulled for run in self.runs)

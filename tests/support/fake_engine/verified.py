@@ -14,7 +14,7 @@ from pd_connector.core.admission import Admission, Engine, Prompt, admit
 from pd_connector.core.scope import Shape, proof_obstacle, pull_obstacle, scope_bytes
 from pd_connector.core.spent import SpentHandles
 from pd_wire import names, proof
-from pd_wire.report import Report
+from pd_wire.report import READ_FAILED, Report
 from support.fake_engine.tokens import IMAGE
 
 
@@ -43,12 +43,14 @@ class Verifier:
         return {names.PROOF_KEY: proof.encode(shown), names.MODE_KEY: names.MODE_PINNED}
 
 
-def report_of(admission: Admission, local: int, pulled: int) -> dict[str, Any] | None:
+def report_of(admission: Admission, local: int, pulled: int, *, read_failed: bool = False) -> dict[str, Any] | None:
     """What P's answer says about the handle that it was given; counts in tokens."""
     if admission.verdict is None:
         return None
     reason = admission.reason
-    if admission.may_pull and not pulled:
+    if read_failed:
+        reason = READ_FAILED
+    elif admission.may_pull and not pulled:
         reason = "nothing left to read: in the local cache, or below kv_recompute_threshold"
     return Report(admission.verdict, reason, admission.proven_tokens, local, pulled).as_json()
 
