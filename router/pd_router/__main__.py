@@ -22,6 +22,7 @@ from pd_router.core.settings import (
     parse_deployment,
     parse_endpoint,
 )
+from pd_router.store_flags import add_store_flags, read_store
 from pd_router.observe_flags import add_observe_flags, read_logging, read_tracing
 
 
@@ -73,6 +74,13 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="a larger request is refused with 413",
     )
+    add(
+        "--response-cap-bytes",
+        type=int,
+        default=limits.response_bytes,
+        metavar="BYTES",
+        help="finished responses kept for previous_response_id; 0 keeps none",
+    )
     add("--max-inflight", type=int, default=limits.max_inflight, metavar="N", help="turns served at one time")
     add(
         "--max-queue",
@@ -109,6 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--probe-interval", type=float, default=timeouts.probe_interval, metavar="S", help="between two health probes")
     add("--probe-timeout", type=float, default=timeouts.probe_timeout, metavar="S", help="when a health probe is late")
     add_access_flags(parser)
+    add_store_flags(parser)
     add_observe_flags(parser)
     return parser
 
@@ -216,6 +225,7 @@ def parse_settings(arguments: Sequence[str]) -> tuple[Settings, Logging]:
             cap_bytes=args.handle_cap_bytes,
             cap_entries=args.handle_cap_entries,
         ),
+        valkey=read_store(args),
         access=read_access(args),
         tls=read_tls(args),
         tenant_limits=read_tenant_limits(args),
@@ -225,6 +235,7 @@ def parse_settings(arguments: Sequence[str]) -> tuple[Settings, Logging]:
             max_body_bytes=args.max_body_bytes,
             max_inflight=args.max_inflight,
             max_queue=args.max_queue,
+            response_bytes=args.response_cap_bytes,
             decode_overload=args.decode_overload,
             retry_share=args.retry_share,
         ),

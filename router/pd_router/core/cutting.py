@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -29,6 +29,7 @@ _COLON: Final = 0x3A
 _decode_value: Final = json.JSONDecoder().raw_decode
 ERROR: Final = b'"error"'
 """In every error event, as a key or as the value of `object`. In content the quotes are escaped."""
+_ERROR_TYPES: Final = frozenset({"error", "response.failed"})
 ESCAPE: Final = b"\\u00"
 """Without it no letter of ASCII is written as an escape."""
 _ESCAPED_LETTER: Final = re.compile(rb"\\u00(?:[46][1-9a-f]|[57][0-9a]|5f)", re.IGNORECASE)
@@ -76,11 +77,20 @@ def strip_json(body: bytes) -> tuple[bytes, Handle | None]:
     if found is None:
         raise errors.upstream_failed("decode", "its answer cannot be read")
     spans, handle = found
-    return _without_quotes(_splice(body, spans)), handle
+    return _without_quotes(splice(body, spans)), handle
 
 
-def cut_event(event: bytes) -> Cut | None:
-    """Cut the handle out of one SSE event, also out of JSON spread over several `data:` lines; None if unreadable."""
+def frame_openai(body: bytes) -> bytes:
+    """An error body as an event of OpenAI's streams."""
+    return b"data: " + body + b"\n\n"
+
+
+def cut_event(event: bytes, frame: Callable[[bytes], bytes] = frame_openai) -> Cut | None:
+    """Cut the handle out of one SSE event, also out of JSON spread over several `data:` lines; None if unreadable.
+
+    Args:
+        frame: makes an event of an error body, as the client's API has it.
+    """
     if event.startswith(b"data: ") and event.count(b"\n") == 2 and event.endswith(b"\n\n"):
         lines, payload = [(6, len(event) - 2)], event[6:-2]
     else:
@@ -90,13 +100,13 @@ def cut_event(event: bytes) -> Cut | None:
     if found is None:
         return None
     spans, handle = found
-    rest = _splice(event, _in_event(spans, lines)) if spans else event
+    rest = splice(event, _in_event(spans, lines)) if spans else event
     if NAME in rest:
         rest = _without_named_lines(rest)
-    return _judge_rest(rest, handle)
+    return _judge_rest(rest, handle, frame)
 
 
-def _judge_rest(rest: bytes, handle: Handle | None) -> Cut | None:
+def _judge_rest(rest: bytes, handle: Handle | None, frame: Callable[[bytes], bytes]) -> Cut | None:
     """Rewrite an error; refuse what names the handle and is no JSON."""
     if NAME not in rest and ERROR not in rest:
         return Cut(rest, handle)
@@ -107,7 +117,7 @@ def _judge_rest(rest: bytes, handle: Handle | None) -> Cut | None:
         answer = orjson.loads(b"\n".join([rest[start:end] for start, end in lines]))
     except orjson.JSONDecodeError:
         return None if NAME in rest else Cut(rest, handle)
-    return Cut(b"data: " + told_in_stream(answer) + b"\n\n" if is_error(answer) else rest, handle)
+    return Cut(frame(told_in_stream(answer)) if is_error(answer) else rest, handle)
 
 
 def _without_named_lines(event: bytes) -> bytes:
@@ -122,11 +132,11 @@ def find_members(text: bytes) -> tuple[list[Span], Handle | None] | None:
     handle: Handle | None = None
     done = 0
     for at, after in _quoted_names(text):
-        colon = _skip(text, after)
+        colon = skip_space(text, after)
         if at < done or (at and text[at - 1] == _BACKSLASH) or colon >= len(text) or text[colon] != _COLON:
             continue
-        value = _skip(text, colon + 1)
-        read = _read_value(text, value)
+        value = skip_space(text, colon + 1)
+        read = read_value(text, value)
         if read is None:
             return None
         parsed, end = read
@@ -149,7 +159,7 @@ def _quoted_names(text: bytes) -> Iterator[Span]:
         at = text.find(_KEY, at + 1)
 
 
-def _read_value(text: bytes, start: int) -> tuple[Any, int] | None:
+def read_value(text: bytes, start: int) -> tuple[Any, int] | None:
     """The JSON value that begins at `start` and where it ends, or None."""
     if text.endswith(b"}"):
         with suppress(orjson.JSONDecodeError):
@@ -181,23 +191,27 @@ def _with_comma(text: bytes, start: int, end: int, floor: int) -> Span:
         before -= 1
     if before > floor and text[before - 1] == _COMMA:
         return before - 1, end
-    after = _skip(text, end)
+    after = skip_space(text, end)
     if after < len(text) and text[after] == _COMMA:
         return start, after + 1
     return start, end
 
 
-def _skip(text: bytes, at: int) -> int:
+def skip_space(text: bytes, at: int) -> int:
+    """Where the next byte is that is no white space of JSON."""
     while at < len(text) and text[at] in _SPACE:
         at += 1
     return at
 
 
-def _splice(text: bytes, spans: list[Span]) -> bytes:
+def splice(text: bytes, spans: list[Span], values: list[bytes] | None = None) -> bytes:
+    """The text without the ranges, or with values in their places."""
     kept: list[bytes] = []
     at = 0
-    for start, end in spans:
+    for number, (start, end) in enumerate(spans):
         kept.append(text[at:start])
+        if values is not None:
+            kept.append(values[number])
         at = end
     kept.append(text[at:])
     return b"".join(kept)
@@ -228,5 +242,10 @@ def _without_quotes(body: bytes) -> bytes:
 
 
 def is_error(answer: Any) -> bool:
-    """Whether an answer or event is an error object, in today's shape or the older flat one."""
-    return isinstance(answer, dict) and (answer.get("error") is not None or answer.get("object") == "error")
+    """Whether an answer or event is an error object: OpenAI's, vLLM's older flat one, one of the Responses or the
+    Messages API."""
+    if not isinstance(answer, dict):
+        return False
+    kind = answer.get("type")
+    named = isinstance(kind, str) and kind in _ERROR_TYPES
+    return named or answer.get("error") is not None or answer.get("object") == "error"

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pd_router.core import history
+from pd_router.core import anthropic, history, responses
 from pd_router.core.errors import bad_field, unknown_model
 from pd_router.core.fields import NOT_IN_PROMPT, PROMPT, RENDERED_BY_SOME, SCOPE_DEFAULTS, Api
 from pd_router.core.jsontext import encode
@@ -23,6 +23,12 @@ _ROLES: Final = "a list of objects, each with a role that is a string"
 _CONTENT: Final = "a string, a list of parts, or null"
 _PROMPT: Final = "a string, a list of strings, a list of integer token ids, or a list of such lists"
 _UNSET: Final = object()
+_PERSONS: Final[Mapping[Api, bytes]] = {
+    Api.CHAT: b"chat",
+    Api.COMPLETIONS: b"completions",
+    Api.RESPONSES: b"responses",
+    Api.MESSAGES: b"messages",
+}
 _MAY_HOLD_INTEGERS: Final = frozenset({dict, list, float})
 _MOVES_THE_PROMPT: Final = (
     "tools",
@@ -38,12 +44,15 @@ _MOVES_THE_PROMPT: Final = (
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """What the prompt itself says. `conversation` is None for completions; `tokens` is 0 when unknown; `lossy`: an
-    integer beyond 64 bits may have been read as a float."""
+    integer beyond 64 bits may have been read as a float; `items`: those that a turn of the Responses API adds;
+    `continues`: earlier ones were put before them."""
 
     conversation: history.Conversation | None
     tokens: int = 0
     several: bool = False
     lossy: bool = False
+    items: list[Any] | None = None
+    continues: bool = False
 
 
 def read_model(body: Mapping[str, Any], known: frozenset[str]) -> str:
@@ -99,6 +108,30 @@ def read_ids(body: dict[str, Any], headers: Mapping[str, str], unknown: frozense
     return tuple(found)
 
 
+def open_prompt(api: Api, body: dict[str, Any], recall: responses.Recall | None) -> Prompt:
+    """Check and digest the prompt of any API; forbidden keys in it are removed.
+
+    Raises:
+        ApiError: 400 or 404.
+        ValueError: nested too deeply.
+    """
+    match api:
+        case Api.CHAT:
+            return read_messages(body)
+        case Api.COMPLETIONS:
+            return read_prompt(body)
+        case Api.RESPONSES:
+            responses.check_options(body)
+            given = responses.check_items(body)
+            lossy = strip_deep(given)
+            whole = responses.continue_from(body, given, recall)
+            return Prompt(responses.conversation(whole), lossy=lossy, items=given, continues=whole is not given)
+        case Api.MESSAGES:
+            messages = anthropic.check_messages(body.get("messages"))
+            lossy = strip_deep(messages)
+            return Prompt(anthropic.conversation(messages), lossy=lossy)
+
+
 def read_messages(body: Mapping[str, Any]) -> Prompt:
     """Check and digest chat messages; forbidden keys below them are removed. Raises ApiError 400, ValueError."""
     messages = body.get("messages")
@@ -143,12 +176,16 @@ def read_prompt(body: Mapping[str, Any]) -> Prompt:
     raise bad_field("prompt", _PROMPT)
 
 
-def decode_alone(body: Mapping[str, Any], prompt: Prompt) -> str | None:
+def decode_alone(api: Api, body: Mapping[str, Any], prompt: Prompt) -> str | None:
     """Why one engine must do the whole turn, or None (HL-19). Raises ApiError 400.
 
     Several sequences share one params object and only one child's blocks would ever be released; prompt
     log-probabilities and echo need the prompt computed where the answer is made.
     """
+    if api is Api.MESSAGES:
+        return None
+    if api is Api.RESPONSES:
+        return _responses_alone(body)
     if (read_count(body, "n") or 1) != 1:
         return "n > 1"
     if (read_count(body, "best_of") or 1) != 1:
@@ -165,6 +202,16 @@ def decode_alone(body: Mapping[str, Any], prompt: Prompt) -> str | None:
         return "prompt_embeds"
     if (read_count(body, "truncate_prompt_tokens") or 0) < 0:
         # "As long as the model allows" depends on the output limit, which differs between the legs.
+        return "truncation to the model's limit"
+    return None
+
+
+def _responses_alone(body: Mapping[str, Any]) -> str | None:
+    if responses.run_by_engine(body):
+        return "tools that the engine runs"
+    if body.get("previous_input_messages"):
+        return "previous_input_messages"
+    if body.get("truncation") not in (None, "disabled"):
         return "truncation to the model's limit"
     return None
 
@@ -199,25 +246,31 @@ def inexact_option(body: Mapping[str, Any]) -> str | None:
     return None
 
 
+def says_none(choice: Any) -> bool:
+    """Whether a tool choice, of OpenAI's or of Anthropic's API, is that of no tool."""
+    return bool(choice == "none" or (type(choice) is dict and choice.get("type") == "none"))
+
+
 def read_scope(api: Api, body: Mapping[str, Any], model: str, rendered: frozenset[str]) -> tuple[bytes, bytes]:
     """Digest of what besides the prompt field shapes the prompt, and the text in which lost integers would show.
 
     Raises:
+        ApiError: 400, a system prompt of a wrong type.
         ValueError: nested too deeply.
     """
     prompt_field = PROMPT[api]
     defaults = SCOPE_DEFAULTS[api]
     shaping: dict[str, Any] = {}
     others: list[Any] = []
-    for name, value in body.items():
+    for name, value in (anthropic.scope_side(body) if api is Api.MESSAGES else body).items():
         if name == prompt_field or value is None:
             continue
-        if name in NOT_IN_PROMPT or (name in RENDERED_BY_SOME - rendered and value != "none"):
+        if name in NOT_IN_PROMPT or (name in RENDERED_BY_SOME - rendered and not says_none(value)):
             if type(value) in _MAY_HOLD_INTEGERS:
                 others.append(value)
         elif defaults.get(name, _UNSET) != value:
             shaping[name] = value
     shaping["model"] = model
     encoded = encode(shaping, sort=True)
-    digest = hashlib.blake2b(encoded, digest_size=16, person=b"chat" if api is Api.CHAT else b"completions").digest()
+    digest = hashlib.blake2b(encoded, digest_size=16, person=_PERSONS[api]).digest()
     return digest, encoded + encode(others) if others else encoded

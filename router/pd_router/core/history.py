@@ -27,10 +27,12 @@ older ones are found only after edits, and each costs a look-up."""
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The assistant message of a finished turn. `inexact`: why its text does not fix the tokens in D, or None."""
+    """The assistant message of a finished turn. `inexact`: why its text does not fix the tokens in D, or None.
+    `items`: the same as items of the Responses API, where it is that API's."""
 
     message: Mapping[str, Any]
     inexact: str | None
+    items: tuple[Any, ...] = ()
 
 
 @dataclass(slots=True)

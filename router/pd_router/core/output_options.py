@@ -35,12 +35,16 @@ def check_output(api: Api, body: Mapping[str, Any]) -> None:
     if api is Api.COMPLETIONS and body.get("max_tokens") == 0 and not body.get("echo"):
         raise bad_field("max_tokens", "an integer of at least 1, or 0 with echo")
     limit = _limit(api, body)
+    if api is Api.MESSAGES and limit is None:
+        raise bad_field("max_tokens", "given: an integer of at least 1")
     minimum = body.get("min_tokens")
     if limit is not None and minimum is not None and minimum > limit:
         raise bad_field("min_tokens", f"at most {limit}, the limit of output tokens")
 
 
 def _limit(api: Api, body: Mapping[str, Any]) -> Any:
+    if api is Api.RESPONSES:
+        return body.get("max_output_tokens")
     longer = body.get("max_completion_tokens") if api is Api.CHAT else None
     return body.get("max_tokens") if longer is None else longer
 
@@ -89,6 +93,10 @@ def _is_choice(value: Any) -> bool:
     return type(value) is dict or value in ("none", "auto", "required")
 
 
+def _is_anthropic_choice(value: Any) -> bool:
+    return type(value) is dict and value.get("type") in ("auto", "any", "tool", "none")
+
+
 _LOGPROBS: Final[Rule] = (
     _at_least(-1, _LARGEST_VOCABULARY),
     f"an integer from -1, which is all, to {_LARGEST_VOCABULARY}",
@@ -127,6 +135,23 @@ _RULES: Final[Mapping[Api, Mapping[str, Rule]]] = MappingProxyType(
             **_BOTH,
             "max_tokens": (_at_least(0), "an integer of at least 0"),
             "logprobs": _LOGPROBS,
+        },
+        Api.RESPONSES: {
+            "max_output_tokens": _TOKENS,
+            "stop": _BOTH["stop"],
+            "stop_token_ids": _IDS,
+            "logit_bias": _BOTH["logit_bias"],
+            "top_logprobs": _LOGPROBS,
+            "text": (_is_object, "an object"),
+            "structured_outputs": _BOTH["structured_outputs"],
+            "tool_choice": (_is_choice, "none, auto, required or an object"),
+        },
+        Api.MESSAGES: {
+            "max_tokens": _TOKENS,
+            "stop_sequences": (_are_texts, "a list of strings, none of them empty"),
+            "thinking": (_is_object, "an object"),
+            "output_config": (_is_object, "an object"),
+            "tool_choice": (_is_anthropic_choice, "an object with a type of auto, any, tool or none"),
         },
     }
 )

@@ -74,6 +74,9 @@ def told(raw: bytes, private: Iterable[str] = ()) -> bytes:
 
 def told_in_stream(event: Mapping[str, Any]) -> bytes:
     """The same for the object of an error event. Only one that blames the request keeps its message."""
+    failed = event.get("response")
+    if event.get("error") is None and isinstance(failed, dict):
+        event = failed  # a response that failed has its error inside
     inner = event.get("error")
     code = (inner if isinstance(inner, dict) else event).get("code")
     if not isinstance(code, int) or not 400 <= code < 500:

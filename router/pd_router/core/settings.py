@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from pd_router.core.access import Access, Tls, access_problems, tenant_limit_problems, tls_problems
 from pd_router.core.observe import Tracing, tracing_problems
+from pd_router.core.store_settings import Valkey, valkey_problems
 from pd_router.core.tenant_limits import TenantLimits
 
 MAX_PORT = 65535
@@ -79,6 +80,8 @@ class Limits:
     max_queue: int = 1024
     decode_overload: int = 4
     """The holder is passed over when it has more turns than this beyond those of the least loaded decode engine."""
+    response_bytes: int = 64 * 1024 * 1024
+    """What clients may name by `previous_response_id`: items of finished responses, in memory. 0 keeps none."""
     retry_share: float = 0.2
     """Retries per turn in the long run where an engine fails that answers; a burst of some is allowed besides."""
 
@@ -154,6 +157,8 @@ class Settings:
     """Hosts that a handle may name besides those that the engines answer from."""
     generation: str = ""
     reuse: Reuse = field(default_factory=Reuse)
+    valkey: Valkey | None = None
+    """Where handles are kept for all routers; None: each keeps its own in memory."""
     tenancy: Tenancy = field(default_factory=Tenancy)
     access: Access = field(default_factory=Access)
     tls: Tls = field(default_factory=Tls)
@@ -311,6 +316,8 @@ def check(settings: Settings) -> None:
             f"--probe-interval: must be at most {MAX_PROBE_INTERVAL:g} s: engines close an idle connection after 5 s, "
             "which looks like a restart"
         )
+    if settings.limits.response_bytes < 0:
+        problems.append("--response-cap-bytes: must be 0, which keeps no responses, or more bytes")
     if settings.limits.max_queue < 0:
         problems.append("--max-queue: must be 0 or more")
     problems.extend(_placement_problems(settings))
@@ -320,5 +327,7 @@ def check(settings: Settings) -> None:
     problems.extend(tls_problems(settings.tls, _has_https_engines(settings)))
     problems.extend(tracing_problems(settings.tracing))
     problems.extend(tenant_limit_problems(settings.tenant_limits))
+    if settings.valkey is not None:
+        problems.extend(valkey_problems(settings.valkey))
     if problems:
         raise SettingsError(problems)

@@ -13,14 +13,16 @@ from typing import Any, Final
 
 from pd_router.core import transcript
 from pd_router.core.cutting import ERROR, ESCAPE, NAME, Handle, cut_event, is_error, strip_json, suspicious
+from pd_router.core.dialect import OPENAI, Dialect
 from pd_router.core.history import Reply
 from pd_router.core.transcript import Transcript, parse_answer
+from pd_router.core.usage import USAGE, Correct
 
 __all__ = ["Ending", "EventTooLarge", "SseFilter", "parse_answer", "split_events", "strip_json"]
 
 MAX_KEPT: Final = 16 * 1024 * 1024
 MAX_EVENT: Final = 64 * 1024 * 1024
-_DONE: Final = b"[DONE]"
+_DONE_CHUNK: Final = b"[DONE]\n\n\r\n"
 _SIZE_REACH: Final = 10
 """Bytes in which the end of a chunk's size line is looked for."""
 _SIZES: Final = {b"%x" % size: size for size in range(1, 1024)}
@@ -52,6 +54,8 @@ class SseFilter:
     """
 
     __slots__ = (
+        "_correct",
+        "_dialect",
         "_events",
         "_kept",
         "_max_event",
@@ -66,7 +70,13 @@ class SseFilter:
         "started",
     )
 
-    def __init__(self, max_kept: int = MAX_KEPT, max_event: int = MAX_EVENT) -> None:
+    def __init__(
+        self,
+        max_kept: int = MAX_KEPT,
+        max_event: int = MAX_EVENT,
+        dialect: Dialect = OPENAI,
+        correct: Correct | None = None,
+    ) -> None:
         self.handle: Handle | None = None
         """The last handle seen, or None."""
         self.started = False
@@ -74,6 +84,8 @@ class SseFilter:
         self.error: dict[str, Any] | None = None
         self.poisoned = False
         """An event named the handle and could not be read; it was withheld."""
+        self._dialect = dialect
+        self._correct = correct
         self._partial = bytearray()
         self._events: list[bytes] = []
         self._kept = 0
@@ -101,9 +113,12 @@ class SseFilter:
         token and is most of what a token costs.
         """
         partial, events, append = self._partial, self._events, self._events.append
+        counting = self._correct is not None
 
         def passed(read: bytes) -> bool:
-            if read[-4:] != b"\n\n\r\n" or NAME in read or ERROR in read or _DONE in read or partial:
+            if read[-4:] != b"\n\n\r\n" or NAME in read or ERROR in read or read.endswith(_DONE_CHUNK) or partial:
+                return False
+            if counting and USAGE in read:
                 return False
             if b"\\" in read and ESCAPE in read:  # one byte is found several times faster
                 return False
@@ -191,6 +206,8 @@ class SseFilter:
     def _emit(self, whole: bytes) -> bytes:
         """Pass on whole events, without the handle, and keep them for the end."""
         if not suspicious(whole):
+            if self._correct is not None and USAGE in whole:
+                whole = self._correct(whole)
             if not self.started:
                 self._look(whole)
             self._keep(whole)
@@ -199,6 +216,8 @@ class SseFilter:
             sent = b"".join([self._clean(event) if suspicious(event) else event for event in split_events(whole)])
         else:
             sent = self._clean_named(whole)
+        if self._correct is not None and USAGE in sent:
+            sent = self._correct(sent)
         if not self.started:
             self._look(sent)
         self._keep(sent)
@@ -222,7 +241,7 @@ class SseFilter:
         return b"".join(sent)
 
     def _clean(self, event: bytes) -> bytes:
-        cut = cut_event(event)
+        cut = cut_event(event, self._dialect.error_event)
         if cut is None:
             self.poisoned = True
             return b""
@@ -237,7 +256,7 @@ class SseFilter:
                 if is_error(event):
                     self.error = transcript.error_of(event)
                     self.started = True
-                elif transcript.bears_content(event):
+                elif self._dialect.bears_content(event):
                     self.started = True
             if self.started:
                 return
@@ -256,7 +275,7 @@ class SseFilter:
 
     def _read(self) -> Transcript:
         if self._transcript is None or self._read_at != len(self._events):
-            self._transcript = transcript.read(self._events)
+            self._transcript = self._dialect.read(self._events)
             self._read_at = len(self._events)
         return self._transcript
 

@@ -61,9 +61,14 @@ class Transcript:
     refusal: list[str] = field(default_factory=list)
     reasoning: bool = False
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    items: list[Any] | None = None
+    """A response's output, as it came."""
 
     def reply(self) -> Reply | None:
         """The assistant message, or None where there is no single chat reply."""
+        if self.items is not None and self.finished and (self.several or not self.chat):
+            # No message that a client could echo has these keys, so the turn is found by its id only.
+            return Reply({"role": "assistant", "several": True}, "several messages in the reply", tuple(self.items))
         if not self.chat or self.several or self.legacy or not self.finished:
             return None
         message: dict[str, Any] = {"role": self.role, "content": "".join(self.content)}
@@ -73,7 +78,8 @@ class Transcript:
             message["refusal"] = "".join(self.refusal)
         if self.reasoning or _hidden_reasoning(self.usage):
             message["reasoning"] = True
-        return make_reply(message, self.finish_reasons[-1], self.stop_reason)
+        made = make_reply(message, self.finish_reasons[-1], self.stop_reason)
+        return made if self.items is None else Reply(made.message, made.inexact, tuple(self.items))
 
 
 def read(chunks: Sequence[bytes]) -> Transcript:
@@ -145,7 +151,8 @@ def error_of(event: Any) -> dict[str, Any] | None:
     """The error object of an error event, or None."""
     if not is_error(event):
         return None
-    inner = event.get("error")
+    failed = event.get("response")
+    inner = event.get("error") or (failed.get("error") if isinstance(failed, dict) else None)
     return inner if isinstance(inner, dict) else {"message": str(inner or event.get("message", ""))}
 
 

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from pd_router.core import errors
-from pd_router.core.errors import ApiError, error_event
+from pd_router.core.dialect import Dialect
+from pd_router.core.errors import ApiError
 from pd_router.core.history import Reply
 from pd_router.core.sse import Ending, EventTooLarge, SseFilter, strip_json
-from pd_router.core.transcript import Transcript, parse_answer
+from pd_router.core.transcript import Transcript
+from pd_router.core.usage import Correct
 from pd_router.shell.context import Context
 from pd_router.shell.exchange import Exchange, Failure, LegError
 from pd_router.shell.legs import LegFailed, relayed_headers
@@ -25,10 +27,6 @@ Keep = Callable[[dict[str, Any] | None, Reply | None, str], asyncio.Future[None]
 """Keeps the handle. The last byte waits for the future, if there is one: the next turn may come at once."""
 Headers = list[tuple[bytes, bytes]]
 
-_DONE = b"[DONE]"
-_DONE_REACH = 16
-"""Bytes at the end of a chunk in which `[DONE]` is looked for; a model's text is followed by quotes and braces."""
-
 
 async def send_whole(
     record: TurnRecord,
@@ -38,13 +36,15 @@ async def send_whole(
     own_headers: Headers,
     prefilled_at: float,
     keep: Keep,
+    dialect: Dialect,
+    correct: Correct | None,
 ) -> None:
     """Send an answer that is not streamed. Raises LegFailed when it is not one."""
     try:
         clean, handle = strip_json(raw)
     except ApiError as error:
         raise LegFailed("decode", "malformed_answer", error) from error
-    answer = parse_answer(clean)
+    answer = dialect.parse_answer(clean)
     ending = _whole_ending(answer)
     record.ended(ending)
     if ending is not Ending.CLEAN:
@@ -55,7 +55,8 @@ async def send_whole(
     keeping = keep(handle, answer.reply(), answer.id)
     if keeping is not None:
         await keeping
-    responder.send(200, [*relayed_headers(exchange), *own_headers], clean)
+    shown = clean if correct is None else correct(clean)
+    responder.send(200, [*relayed_headers(exchange), *own_headers], shown)
 
 
 class StreamRelay:
@@ -69,6 +70,8 @@ class StreamRelay:
         exchange: Exchange,
         own_headers: Headers,
         prefilled_at: float,
+        dialect: Dialect,
+        correct: Correct | None,
     ) -> None:
         self._now = context.now
         self._idle = exchange.idle = context.settings.timeouts.idle
@@ -77,7 +80,8 @@ class StreamRelay:
         self._exchange = exchange
         self._own_headers = own_headers
         self._prefilled_at = prefilled_at
-        self._filter = SseFilter(context.settings.reuse.reply_cap_bytes)
+        self._dialect = dialect
+        self._filter = SseFilter(context.settings.reuse.reply_cap_bytes, dialect=dialect, correct=correct)
         self._held: list[bytes] = []
         self._last = b""
         self._keep: Keep | None = None
@@ -122,7 +126,7 @@ class StreamRelay:
         except EventTooLarge as error:
             exchange.abort(Failure.MALFORMED, str(error))
             return
-        if _DONE in out[-_DONE_REACH:]:
+        if self._dialect.may_end(out):
             self._keep_handle()
         if exchange.complete or self._keeping is not None:
             self._last += out  # goes out with the end of the answer, in one write
@@ -172,7 +176,7 @@ class StreamRelay:
         self._status = 502
         if ending is not Ending.ERROR_EVENT:
             lost = errors.upstream_failed("decode", "it ended the stream before the answer was complete")
-            tail += error_event(lost)
+            tail += self._dialect.error_event(lost.body())
         responder.end(tail, close=True)
 
     def _start(self) -> None:

@@ -110,10 +110,17 @@ class Responder:
         self._conn.write(head if self._head_only else head + body)
         self._finish(close)
 
-    def send_error(self, error: ApiError, headers: Iterable[tuple[bytes, bytes]] = (), *, close: bool = False) -> None:
-        """Send an OpenAI-style error body."""
+    def send_error(
+        self,
+        error: ApiError,
+        headers: Iterable[tuple[bytes, bytes]] = (),
+        *,
+        close: bool = False,
+        body: bytes | None = None,
+    ) -> None:
+        """Send an error: an OpenAI-style body, unless the client's API has another."""
         extra = [(b"content-type", b"application/json"), *headers, *error.headers()]
-        self.send(error.status, extra, error.body(), close=close)
+        self.send(error.status, extra, error.body() if body is None else body, close=close)
 
     def abort(self) -> None:
         """Break the connection: the only honest end of a stream that cannot be finished."""

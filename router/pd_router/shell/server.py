@@ -7,7 +7,6 @@ import contextlib
 import gc
 import json
 import logging
-import secrets
 import signal
 import sys
 import time
@@ -19,12 +18,10 @@ import uvloop
 from pd_router.core.auth import OPEN_PATHS
 from pd_router.core.errors import ApiError, bad_method, internal, unknown_path
 from pd_router.core.fields import Api
-from pd_router.core.linking import Keyring
 from pd_router.core.observe import Logging
 from pd_router.core.placement import Loads
 from pd_router.core.response_store import ResponseStore
 from pd_router.core.settings import Settings, SettingsError
-from pd_router.core.store_memory import MemoryStore
 from pd_router.shell.admin import Admin
 from pd_router.shell.admission import Admission
 from pd_router.shell.client import ClientConnection, ServerState
@@ -41,7 +38,8 @@ from pd_router.shell.pair_metrics import PairCollector
 from pd_router.shell.passthrough import PASSED, pass_through
 from pd_router.shell.request_reader import Request
 from pd_router.shell.responder import Responder
-from pd_router.shell.store_metrics import StoreCollector
+from pd_router.shell.store_metrics import SharedStoreMetrics, StoreCollector
+from pd_router.shell.stores import make_keyring, make_store
 from pd_router.shell.tls import HANDSHAKE_SECONDS
 from pd_router.shell.turn import Turn
 from pd_router.shell.upstream import EnginePool
@@ -79,9 +77,8 @@ class Router:
         metrics = Metrics()
         guard = self._guard = Guard(settings, metrics)
         pool = EnginePool(settings.timeouts.connect, guard.engines)
-        reuse = settings.reuse
-        store = MemoryStore(reuse.cap_bytes, reuse.cap_entries, reuse.handle_ttl, reuse.engine_ttl)
         fleet = Fleet(metrics, settings.allowed_hosts, self._purge, self._engine_gone)
+        store = self._store = make_store(settings, SharedStoreMetrics(metrics), fleet.incarnation_of)
         self.discovery = self._make_discovery(fleet, metrics)
         limits = settings.limits
         self.context = Context(
@@ -91,7 +88,7 @@ class Router:
             pool=pool,
             fleet=fleet,
             store=store,
-            keyring=Keyring(secrets.token_bytes(32)),
+            keyring=make_keyring(settings),
             admission=Admission(
                 limits.max_inflight,
                 limits.max_queue,
@@ -136,6 +133,7 @@ class Router:
             ssl_handshake_timeout=HANDSHAKE_SECONDS if self._guard.listener is not None else None,
         )
         self.context.pool.start()
+        self._store.start()
         await self.discovery.start()
         self._sweeper = asyncio.create_task(self._sweep(), name="client-deadlines")
         port = int(self._server.sockets[0].getsockname()[1])
@@ -175,6 +173,7 @@ class Router:
         for connection in list(self.state.connections):
             connection.cut()
         await self.context.pool.stop()
+        await self._store.stop()
         await self.admin.stop()
         if self.context.tracing is not None:
             await asyncio.to_thread(self.context.tracing.stop)

@@ -19,7 +19,10 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 PROMPTS: dict[Api, dict[str, Any]] = {
     Api.CHAT: {"messages": [{"role": "user", "content": "hi"}]},
     Api.COMPLETIONS: {"prompt": "hi"},
+    Api.RESPONSES: {"input": [{"role": "user", "content": "hi"}]},
+    Api.MESSAGES: {"messages": [{"role": "user", "content": "hi"}]},
 }
+NEEDED_ALWAYS: dict[Api, dict[str, Any]] = {Api.MESSAGES: {"max_tokens": 64}}
 LIMITS: list[dict[str, Any]] = [
     {},
     {"max_tokens": 64},
@@ -86,7 +89,7 @@ SHAPING: dict[str, Any] = {
 
 
 def opened(api: Api, rendered: frozenset[str] = frozenset(), **fields: Any) -> Prepared:
-    raw = json.dumps({"model": "m", **PROMPTS[api], **fields}).encode()
+    raw = json.dumps({"model": "m", **PROMPTS[api], **NEEDED_ALWAYS.get(api, {}), **fields}).encode()
     return prepare(api, raw, {}, frozenset({"m"}), rendered)
 
 
@@ -97,7 +100,7 @@ def prefill(api: Api, handle: Any = None, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("api", "limits", "stream"),
-    list(itertools.product(Api, LIMITS, [True, False, None])),
+    list(itertools.product([Api.CHAT, Api.COMPLETIONS], LIMITS, [True, False, None])),
 )
 def test_limits_become_one_and_decode_keeps_the_originals(
     api: Api, limits: dict[str, Any], stream: bool | None
@@ -110,6 +113,56 @@ def test_limits_become_one_and_decode_keeps_the_originals(
     assert "min_tokens" not in body
     assert body["stream"] is False
     assert json.loads(opened(api, **fields).decode_body(None)) == {"model": "m", **PROMPTS[api], **fields}
+
+
+@pytest.mark.parametrize("stream", [True, False, None])
+@pytest.mark.parametrize(
+    ("api", "limits", "on_prefill"),
+    [
+        (Api.RESPONSES, {}, {"max_output_tokens": 1}),
+        (Api.RESPONSES, {"max_output_tokens": 64}, {"max_output_tokens": 1}),
+        (Api.RESPONSES, {"max_output_tokens": None}, {"max_output_tokens": 1}),
+        (Api.RESPONSES, {"store": True}, {"max_output_tokens": 1}),
+        (Api.MESSAGES, {"max_tokens": 64}, {"max_tokens": 1}),
+    ],
+)
+def test_limits_of_the_other_apis(
+    api: Api, limits: dict[str, Any], on_prefill: dict[str, Any], stream: bool | None
+) -> None:
+    fields = {**limits, "stream": stream}
+    body = prefill(api, **fields)
+    assert {name: body[name] for name in body if name.startswith("max_")} == on_prefill
+    assert body["stream"] is False
+    assert body.get("store", False) is False
+    assert json.loads(opened(api, **fields).decode_body(None)) == {"model": "m", **PROMPTS[api], **fields}
+
+
+@pytest.mark.parametrize(
+    ("api", "fields", "on_prefill"),
+    [
+        (Api.RESPONSES, {"text": {"format": {"type": "json_object"}}, "include": []}, {}),
+        (Api.RESPONSES, {"reasoning": {"effort": "low"}}, {"reasoning": {"effort": "low"}}),
+        (Api.RESPONSES, {"instructions": "Be kind."}, {"instructions": "Be kind."}),
+        (Api.RESPONSES, {"tools": TOOLS, "tool_choice": {"type": "function", "name": "f"}}, {"tools": TOOLS}),
+        (Api.MESSAGES, {"stop_sequences": ["x"]}, {}),
+        (Api.MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 2048}}, {}),
+        (Api.MESSAGES, {"thinking": {"type": "disabled"}}, {"thinking": {"type": "disabled"}}),
+        (Api.MESSAGES, {"output_config": {"effort": "low", "format": {}}}, {"output_config": {"effort": "low"}}),
+        (Api.MESSAGES, {"system": "Be kind."}, {"system": "Be kind."}),
+        (Api.MESSAGES, {"tools": TOOLS, "tool_choice": {"type": "any"}}, {"tools": TOOLS}),
+        (Api.MESSAGES, {"tool_choice": {"type": "none"}}, {"tool_choice": {"type": "none"}}),
+    ],
+)
+def test_options_of_the_other_apis(api: Api, fields: dict[str, Any], on_prefill: dict[str, Any]) -> None:
+    body = prefill(api, **fields)
+    assert {name: body[name] for name in fields if name in body} == on_prefill
+    sent = json.loads(opened(api, **fields).decode_body(None))
+    assert {name: sent[name] for name in fields} == fields
+
+
+@pytest.mark.parametrize("api", [Api.RESPONSES, Api.MESSAGES])
+def test_no_client_chooses_the_id_of_an_answer(api: Api) -> None:
+    assert b"chosen" not in opened(api, request_id="chosen").decode_body(None)
 
 
 @pytest.mark.parametrize("api", Api)

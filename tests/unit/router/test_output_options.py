@@ -13,7 +13,10 @@ from pd_router.core.request import Api, Prepared, prepare
 PROMPTS: dict[Api, dict[str, Any]] = {
     Api.CHAT: {"messages": [{"role": "user", "content": "hi"}]},
     Api.COMPLETIONS: {"prompt": "hi"},
+    Api.RESPONSES: {"input": "hi"},
+    Api.MESSAGES: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
 }
+OPENAI = [Api.CHAT, Api.COMPLETIONS]
 
 
 def opened(api: Api, **fields: Any) -> Prepared:
@@ -58,7 +61,7 @@ def refused(api: Api, **fields: Any) -> ApiError:
     return error.value
 
 
-@pytest.mark.parametrize("api", Api)
+@pytest.mark.parametrize("api", OPENAI)
 @pytest.mark.parametrize(("name", "value"), rows(BAD))
 def test_what_no_engine_takes_is_refused_and_named(api: Api, name: str, value: Any) -> None:
     error = refused(api, **{name: value, "stream": True})
@@ -70,6 +73,47 @@ def test_what_no_engine_takes_is_refused_and_named(api: Api, name: str, value: A
 def test_so_are_options_of_chat_alone(name: str, value: Any) -> None:
     extra = {"logprobs": True} if name == "top_logprobs" else {}
     assert refused(Api.CHAT, **{name: value, **extra}).param == name
+
+
+BAD_IN_RESPONSES: dict[str, list[Any]] = {
+    "max_output_tokens": [0, -1, "5", 1.5, [1]],
+    "top_logprobs": [1_000_000, "a", True],
+    "text": ["json", 5, []],
+    "tool_choice": ["any", 5],
+    "tools": ["web_search", {}, [5]],
+    "background": [True],
+    "conversation": ["conv_1", {"id": "conv_1"}],
+    "previous_response_id": [5, {}],
+    "input": [None, 5, {}, ["a"], [{"type": 5}], [{"content": "no role"}], [{"role": 5, "content": "x"}]],
+}
+BAD_IN_MESSAGES: dict[str, list[Any]] = {
+    "max_tokens": [None, 0, -1, "5", 1.5],
+    "stop_sequences": ["a", [1], [""]],
+    "thinking": [True, "enabled"],
+    "output_config": ["low"],
+    "tool_choice": ["auto", {}, {"type": "required"}],
+    "system": [5, ["a"]],
+    "messages": [None, [], "hi", ["hi"], [{"content": "no role"}]],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), rows(BAD_IN_RESPONSES))
+def test_what_the_responses_api_does_not_have(name: str, value: Any) -> None:
+    error = refused(Api.RESPONSES, **{name: value})
+    assert (error.param or "").partition("[")[0] == name
+    assert error.message.startswith(f"{error.param} must be ")
+
+
+@pytest.mark.parametrize(("name", "value"), rows(BAD_IN_MESSAGES))
+def test_what_the_messages_api_does_not_have(name: str, value: Any) -> None:
+    error = refused(Api.MESSAGES, **{name: value})
+    assert (error.param or "").partition("[")[0] == name
+    assert error.message.startswith(f"{error.param} must be ")
+
+
+@pytest.mark.parametrize("content", [None, 5, {}, ["a"], [{"text": "no type"}], [{"type": 5}]])
+def test_content_that_is_none(content: Any) -> None:
+    assert refused(Api.MESSAGES, messages=[{"role": "user", "content": content}]).param == "messages[0].content"
 
 
 @pytest.mark.parametrize(
@@ -137,6 +181,6 @@ def test_completions_have_their_own_rules(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(BAD.keys() | BAD_IN_CHAT.keys()))
-@pytest.mark.parametrize("api", Api)
+@pytest.mark.parametrize("api", OPENAI)
 def test_null_is_the_same_as_absent(api: Api, name: str) -> None:
     assert json.loads(opened(api, **{name: None}).decode_body(None))[name] is None

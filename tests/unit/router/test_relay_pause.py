@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from pd_router.core.dialect import OPENAI
 from pd_router.core.settings import Reuse, Timeouts
 from pd_router.shell.relay import StreamRelay
 
@@ -41,6 +42,8 @@ def test_a_stream_that_begins(paused: bool) -> None:
         cast(Any, engine),
         [],
         0.0,
+        OPENAI,
+        None,
     )
     asyncio.run(relay.run(lambda *_: None))
     assert engine.pauses == int(paused)

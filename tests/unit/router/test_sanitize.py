@@ -51,8 +51,12 @@ def bodies(api: Api, raw: bytes) -> list[bytes]:
 @pytest.mark.parametrize("api", Api)
 def test_the_field_is_removed_from_every_place(api: Api, place: str, spelling: str) -> None:
     request = {"model": "m", "messages": [{"role": "user", "content": TEXT}], "prompt": TEXT, **PLACES[place](spelling)}
+    request["max_tokens"] = 9
     if api is Api.COMPLETIONS:
         request["messages"] = "ignored by this API"
+    if api is Api.RESPONSES:
+        del request["prompt"]
+        request["input"] = request.pop("messages")
     for body in bodies(api, json.dumps(request).encode()):
         assert b"169.254" not in body
         assert json.dumps(TEXT, ensure_ascii=False).encode() in body
