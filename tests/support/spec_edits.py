@@ -22,7 +22,6 @@ UNEQUAL: tuple[Edit, ...] = (("spec.kvTransfer.bidirectional", "Disabled"),)
 RESTRICTED: tuple[Edit, ...] = (("spec.engine.securityProfile", "Restricted"),)
 LISTED: tuple[Edit, ...] = (("spec.model.source", {"persistentVolumeClaim": {"claimName": "a"}}),)
 EMPTY: tuple[Edit, ...] = (("spec.model.source", {"emptyDir": {}}),)
-GATEWAY: Edit = ("spec.router.auth.gateway", {"cidrs": ["192.168.0.0/16"]})
 BY_HEADER: Edit = ("spec.router.auth", {"tenantFrom": "Header", "gateway": {"cidrs": ["192.168.0.0/16"]}})
 
 Row = tuple[str, Any, set[str], tuple[Edit, ...]]
@@ -63,7 +62,6 @@ TABLE: list[Row] = [
     ("router.replicas", 3, NOBODY, ()),
     ("router.handleStore.maxBytes", 1 << 20, {R}, ()),
     ("router.handleStore.maxEntries", 5, {R}, ()),
-    ("router.auth.tenantFrom", "Header", {R}, (GATEWAY,)),
     ("router.auth.gateway.secretRef", SECRET, {R}, (BY_HEADER,)),
     ("router.auth.gateway.cidrs", ["10.0.0.0/8"], {R}, (BY_HEADER,)),
     ("router.auth.gateway.untrusted", "Ignore", {R}, (BY_HEADER,)),

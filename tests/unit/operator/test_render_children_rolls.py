@@ -16,11 +16,13 @@ from pd_operator.core.model import PDDeployment, PDDeploymentSpec
 from pd_operator.core.problems import field_alias
 from pd_operator.core.render_children import RenderContext, cluster_generation, render_children
 from support.pddeployments import deployment, edited, smallest
-from support.spec_edits import ALL, ENGINES, IMAGE, NOBODY, TABLE, D, Edit, P, R
+from support.spec_edits import ALL, BY_HEADER, ENGINES, IMAGE, NOBODY, TABLE, D, Edit, P, R
 
 CONTEXT = RenderContext("uid-1", "r.example/pd-router:1", "r.example/pd-connector:1")
 ONE_VALUE = {"router.handleStore.type"}
 """Fields that have one legal value today."""
+NOT_ALONE = {"router.auth.tenantFrom"}
+"""Fields that only change together with another."""
 
 
 def templates(value: PDDeployment, context: RenderContext = CONTEXT) -> dict[str, Any]:
@@ -55,8 +57,13 @@ def test_both_roles_get_a_new_generation_together(
         assert who >= ENGINES
 
 
+def test_another_source_of_tenants_restarts_routers() -> None:
+    value = deployment(IMAGE)
+    assert changed(templates(value), templates(deployment(IMAGE, BY_HEADER))) == {R}
+
+
 def test_every_field_is_in_the_table() -> None:
-    named = {row[0] for row in TABLE} | ONE_VALUE
+    named = {row[0] for row in TABLE} | ONE_VALUE | NOT_ALONE
     assert named == set(leaves(PDDeploymentSpec))
 
 
@@ -65,7 +72,7 @@ def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         path = f"{prefix}{field_alias(name, info)}"
         inner = [one for one in (info.annotation, *get_args(info.annotation)) if is_model(one)]
         is_list = get_origin(info.annotation) is tuple
-        if inner and not is_list and not path.endswith("tokenSecretRef"):
+        if inner and not is_list and not path.lower().endswith("secretref"):
             yield from leaves(inner[0], f"{path}.")
         else:
             yield path
