@@ -6,6 +6,7 @@ at and their refusals to count in common.
 
 from __future__ import annotations
 
+import logging
 import ssl
 from typing import Any, Final
 
@@ -17,6 +18,8 @@ from pd_router.shell.gate import Gate
 from pd_router.shell.metrics import Bound, Metrics
 from pd_router.shell.tls import EngineTls, ListenerTls
 from pd_router.shell.watched_file import WatchedFile
+
+log = logging.getLogger("pd_router.guard")
 
 REFUSALS: Final = ("missing_api_key", "invalid_api_key", "untrusted_gateway")
 LIMITS: Final = (
@@ -68,6 +71,13 @@ class Guard:
     def listener_context(self) -> ssl.SSLContext | None:
         """For the listener; None is plain HTTP."""
         return self.listener.context if self.listener is not None else None
+
+    def is_own_fault(self, status: int | None) -> bool:
+        """Whether an engine's answer is about the router's key and not about the client's request."""
+        if status not in (401, 403) or self.gate.forwards_credentials:
+            return False
+        log.error("an engine refused the router's key with status %d (--engine-api-key-file)", status)
+        return True
 
     def refresh(self, now: float) -> None:
         """Look at the files, and forget what tenants no longer hold."""

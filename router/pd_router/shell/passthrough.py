@@ -51,7 +51,7 @@ async def pass_through(context: Context, path: str, request: Request, responder:
         responder.send_error(network_failure("decode", error, TIMEOUT_SECONDS).answer)
         return
     except LegFailed as failure:
-        if failure.verbatim is None:
+        if failure.verbatim is None or context.guard.is_own_fault(failure.status):
             responder.send_error(failure.answer)
         else:
             responder.send(*failure.verbatim)
