@@ -22,8 +22,8 @@ from pd_router.core.settings import (
     parse_deployment,
     parse_endpoint,
 )
-from pd_router.store_flags import add_store_flags, read_store
 from pd_router.observe_flags import add_observe_flags, read_logging, read_tracing
+from pd_router.store_flags import add_store_flags, read_store
 
 
 def build_parser() -> argparse.ArgumentParser:

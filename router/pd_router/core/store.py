@@ -90,6 +90,8 @@ class Entry:
     identity: str = ""
     """What other routers know the holder's process by; "" when it is not the one that the turn was sent to."""
     ticket: Ticket | None = None
+    own: bool = True
+    """It was put by this router."""
 
     @classmethod
     def of(
@@ -173,6 +175,12 @@ class Stats:
 
 class HandleStore(Protocol):
     """The port. Every implementation passes `tests/unit/router/store_behaviour.py`."""
+
+    def start(self) -> None:
+        """Begin to work. Nothing waits for a store: until it is there, turns find nothing."""
+
+    async def stop(self) -> None:
+        """Let go of everything."""
 
     def open(self, keys: Sequence[bytes], now: float) -> Opened | Awaitable[Opened]:
         """A turn starts. Give it a number, higher than every earlier one, and remove the first live entry that one of

@@ -48,6 +48,12 @@ class MemoryStore:
     def __post_init__(self) -> None:
         self._pinned = Pinned(self.engine_ttl)
 
+    def start(self) -> None:
+        """See `HandleStore`."""
+
+    async def stop(self) -> None:
+        """See `HandleStore`."""
+
     def open(self, keys: Sequence[bytes], now: float) -> Opened:
         """See `HandleStore`."""
         return Opened(self.begin(keys, now), self.take(keys, now))

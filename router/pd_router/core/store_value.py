@@ -1,0 +1,105 @@
+"""How keys and handles are written in a shared store, and what is made of what is read there.
+
+Separate from the client because a store that others can write to is not believed: whatever stands in it, reading it
+gives an entry that passes the checks of an engine's answer, or `DamagedEntry`. An entry is one line that the scripts
+read (`store_scripts`), one line of JSON about the holder, and the handle as its engine wrote it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from pd_router.core.cutting import Handle
+from pd_router.core.store import Entry
+from pd_wire.handle import decoder_handle_fault
+
+_PREFIX_DIGITS: Final = 12
+_FORMAT: Final = b"1"
+
+
+class DamagedEntry(ValueError):
+    """What stands in the store is no entry of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An entry as it was read, before this router has said what it thinks of its holder."""
+
+    handle: Handle
+    holder: str
+    identity: str
+    generation: str
+    inexact: str | None
+    writer: str
+
+
+def prefix(realm: str, run: str) -> bytes:
+    """What the keys of one deployment on one server process begin with.
+
+    With another process everything begins anew: a replica that took over, or a server that read its file, may not know
+    what was taken last, and has another clock (HL-03).
+
+    Args:
+        realm: names the deployment.
+        run: the server's `run_id`.
+    """
+    digest = hashlib.blake2b(f"{len(realm)}:{realm}{run}".encode(), digest_size=8).hexdigest()
+    return f"pd:{digest[:_PREFIX_DIGITS]}:".encode()
+
+
+def key_name(key: bytes) -> bytes:
+    """A store key in printable characters: its mark and its MAC."""
+    return key[:1] + base64.urlsafe_b64encode(key[1:]).rstrip(b"=")
+
+
+def write_entry(entry: Entry, names: list[bytes], era: int, arrived_ms: int, sent_ms: int, writer: str) -> bytes:
+    """One entry. Times are the server's, in ms."""
+    head = b"|".join((_FORMAT, b"%d" % era, b"%d" % arrived_ms, b"%d" % sent_ms, b",".join(names)))
+    about = {
+        "holder": entry.holder,
+        "identity": entry.identity,
+        "generation": entry.generation,
+        "inexact": entry.inexact,
+        "writer": writer,
+    }
+    return b"\n".join((head, orjson.dumps(about), entry.raw))
+
+
+def read_entry(value: bytes) -> Stored:
+    """What `write_entry` wrote. Raises DamagedEntry."""
+    parts = value.split(b"\n", 2)
+    if len(parts) != 3:
+        raise DamagedEntry("it has no three parts")
+    try:
+        about, parsed = orjson.loads(parts[1]), orjson.loads(parts[2])
+    except orjson.JSONDecodeError as error:
+        raise DamagedEntry("its JSON cannot be read") from error
+    if not isinstance(about, dict) or not isinstance(parsed, dict):
+        raise DamagedEntry("it is no object")
+    if decoder_handle_fault(parsed) is not None:
+        raise DamagedEntry("its handle is malformed")
+    handle = Handle(parsed)
+    handle.raw = parts[2]
+    inexact = about.get("inexact")
+    if inexact is not None and not isinstance(inexact, str):
+        raise DamagedEntry("inexact is no text")
+    return Stored(
+        handle,
+        _text(about, "holder"),
+        _text(about, "identity"),
+        _text(about, "generation"),
+        inexact,
+        _text(about, "writer"),
+    )
+
+
+def _text(about: dict[str, Any], name: str) -> str:
+    value = about.get(name)
+    if not isinstance(value, str):
+        raise DamagedEntry(f"{name} is no text")
+    return value

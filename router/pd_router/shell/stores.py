@@ -1,0 +1,47 @@
+"""Which handle store a router has, and the secret that its keys are made with.
+
+Separate from the composition root because the two go together: routers that share a store find each other's handles
+only with one secret, and a router alone should have one that nobody knows.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from pd_router.core.linking import Keyring
+from pd_router.core.settings import Settings, SettingsError
+from pd_router.core.store_memory import MemoryStore
+from pd_router.shell.store_metrics import SharedStoreMetrics
+from pd_router.shell.valkey_store import IncarnationOf, ValkeyStore
+
+
+def make_keyring(settings: Settings) -> Keyring:
+    """Raises SettingsError for a key file that cannot be used."""
+    if settings.valkey is None:
+        return Keyring(secrets.token_bytes(32))
+    try:
+        return Keyring(Path(settings.valkey.key_file).read_bytes().rstrip(b"\r\n"))
+    except OSError as error:
+        raise SettingsError([f"--handle-key-file: cannot be read: {error.strerror}"]) from error
+    except ValueError as error:
+        raise SettingsError([f"--handle-key-file: {error}"]) from error
+
+
+def make_store(
+    settings: Settings, metrics: SharedStoreMetrics, incarnation_of: IncarnationOf
+) -> MemoryStore | ValkeyStore:
+    """Not started. Raises SettingsError for files that cannot be used."""
+    reuse, valkey = settings.reuse, settings.valkey
+    if valkey is None:
+        metrics.up.set(1)
+        return MemoryStore(reuse.cap_bytes, reuse.cap_entries, reuse.handle_ttl, reuse.engine_ttl)
+    for flag, path in (("--valkey-password-file", valkey.password_file), ("--valkey-ca-file", valkey.ca_file)):
+        if path:
+            try:
+                Path(path).read_bytes()
+            except OSError as error:
+                raise SettingsError([f"{flag}: cannot be read: {error.strerror}"]) from error
+    pods = settings.pods
+    realm = "" if pods is None else f"{pods.namespace}/{pods.name}"
+    return ValkeyStore(valkey, metrics, realm, reuse.handle_ttl, reuse.engine_ttl, incarnation_of)
