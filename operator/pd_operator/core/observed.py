@@ -40,6 +40,9 @@ class Workload:
     Attributes:
         current: the controller has seen the newest spec, so the counts are about it.
         wanted: replicas asked for in the spec, whoever set them.
+        available: pods that have been ready for `minReadySeconds`.
+        partition: a StatefulSet replaces no pod with a smaller index.
+        generation: label of the live template.
         deadline_passed: a Deployment's own verdict that its rollout is stuck.
         immutable: the fixed fields of the spec, as JSON text.
     """
@@ -49,6 +52,9 @@ class Workload:
     replicas: int = 0
     ready: int = 0
     updated: int = 0
+    available: int = 0
+    partition: int = 0
+    generation: str = ""
     current_revision: str = ""
     update_revision: str = ""
     deadline_passed: bool = False
@@ -178,6 +184,9 @@ def _workload(kind: str, raw: Mapping[str, Any]) -> Workload:
         replicas=int(status.get("replicas", 0)),
         ready=int(status.get("readyReplicas", 0)),
         updated=int(status.get("updatedReplicas", 0)),
+        available=int(status.get("availableReplicas", 0)),
+        partition=int(_at(spec, "updateStrategy", "rollingUpdate").get("partition", 0)),
+        generation=str(_at(spec, "template", "metadata", "labels").get(names.LABEL_GENERATION, "")),
         current_revision=str(status.get("currentRevision", "")),
         update_revision=str(status.get("updateRevision", "")),
         deadline_passed=any(
@@ -186,6 +195,12 @@ def _workload(kind: str, raw: Mapping[str, Any]) -> Workload:
         ),
         immutable=json.dumps(immutable_fields(kind, raw), sort_keys=True),
     )
+
+
+def _at(value: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
+    for part in path:
+        value = _mapping(value.get(part))
+    return value
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -39,6 +39,7 @@ class Pod:
 
     Attributes:
         revision: the StatefulSet's or ReplicaSet's hash of the template that it runs.
+        generation: an engine's generation label, empty for a router.
         admin_port: a router's admin port, 0 for other pods.
     """
 
@@ -49,6 +50,7 @@ class Pod:
     deployment: str
     role: str
     revision: str = ""
+    generation: str = ""
     ready: bool = False
     deleting: bool = False
     ip: str = ""
@@ -74,6 +76,7 @@ def observe_pod(raw: Mapping[str, Any]) -> Pod:
         deployment=str(labels.get(names.LABEL_DEPLOYMENT, "")),
         role=str(labels.get(names.LABEL_ROLE, "")),
         revision=str(labels.get("controller-revision-hash") or labels.get("pod-template-hash") or ""),
+        generation=str(labels.get(names.LABEL_GENERATION, "")),
         ready=ready and not deleting,
         deleting=deleting,
         ip=str(status.get("podIP", "")),

@@ -48,9 +48,14 @@ class Reason(StrEnum):
 
     # Progress
     ALL_READY = "AllReady"
+    SERVING = "Serving"
+    """Requests are served, by fewer pods than wanted or partly by older ones. `Progressing` says where it stands."""
     SCALED_TO_ZERO = "ScaledToZero"
     """No replica is wanted: requests get a 503."""
     CREATING = "Creating"
+    SERVICE_GAP = "ServiceGap"
+    """A new generation comes in and no engine could be kept back for it, since a role has only one that is ready.
+    Requests get a 503 until the new pair has started."""
     ROLLING_OUT = "RollingOut"
     SCALING = "Scaling"
     STARTING = "Starting"

@@ -9,17 +9,19 @@ Precedence inside one role: what stops the operator (refusals) before what stops
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from pd_operator.core.choices import Role
 from pd_operator.core.model import PDDeployment
 from pd_operator.core.observed import Observed, Workload
 from pd_operator.core.plan import Refusal, role_of
 from pd_operator.core.problems import Problem
 from pd_operator.core.reasons import ConditionType, Reason
+from pd_operator.core.rollout import held_texts, paired
 from pd_operator.core.status_model import Condition, ConditionStatus, EngineVersions, PDDeploymentStatus, RoleStatus
-from pd_operator.core.status_reuse import reuse_verdicts
-from pd_operator.core.status_roles import ROLES, RoleFacts, judge_role, role_facts
+from pd_operator.core.status_reuse import NO_PAIR, reuse_verdicts
+from pd_operator.core.status_roles import ROLES, RoleFacts, judge_role, role_facts, shortfall
 from pd_operator.core.status_verdict import Verdict
 from pd_operator.core.versions import version_in_image, version_text
 
@@ -51,6 +53,9 @@ def compute_status(
     """
     previous = previous_status(observed.raw)
     facts = role_facts(wish.manifests if isinstance(wish, Wish) else (), observed, tuple(refusals))
+    if isinstance(wish, Wish):
+        held = held_texts(wish.generation, wish.manifests, observed)
+        facts = {role: replace(one, held=held.get(role, "")) for role, one in facts.items()}
     verdicts = _verdicts(wish, facts, observed)
     conditions = tuple(
         _condition(kind, verdicts[kind], previous.condition(kind), observed.generation, now) for kind in ConditionType
@@ -84,8 +89,8 @@ def _verdicts(
     roles = {role: judge_role(facts[role]) for role in ROLES}
     verdicts = {ROLES[role]: verdict for role, verdict in roles.items()}
     if isinstance(wish, Wish):
-        verdicts[ConditionType.READY] = _ready(roles)
-        verdicts[ConditionType.PROGRESSING] = _progressing(facts, roles)
+        verdicts[ConditionType.READY] = _ready(roles, observed)
+        verdicts[ConditionType.PROGRESSING] = _progressing(facts, verdicts[ConditionType.READY])
     else:
         invalid = Verdict(ConditionStatus.FALSE, Reason.INVALID_SPEC, _problems_text(wish))
         verdicts[ConditionType.READY] = invalid
@@ -93,30 +98,43 @@ def _verdicts(
     return verdicts | reuse_verdicts(wish.deployment if isinstance(wish, Wish) else None, observed)
 
 
-def _ready(roles: Mapping[str, Verdict]) -> Verdict:
-    waiting = {role: verdict for role, verdict in roles.items() if verdict.status is not ConditionStatus.TRUE}
-    if not waiting:
+def _ready(roles: Mapping[str, Verdict], observed: Observed) -> Verdict:
+    """Are requests served?"""
+    away = {role: verdict for role, verdict in roles.items() if verdict.status is not ConditionStatus.TRUE}
+    if away:
+        worst = min(away.values(), key=lambda verdict: verdict.severity)
+        message = "; ".join(f"{role}: {verdict.message}" for role, verdict in away.items())
+        return Verdict(ConditionStatus.FALSE, worst.reason, message)
+    if not paired(observed):
+        return Verdict(ConditionStatus.FALSE, Reason.NO_PAIR, f"{NO_PAIR}; requests get a 503")
+    lacking = {role: verdict for role, verdict in roles.items() if verdict.reason is not Reason.ALL_READY}
+    if not lacking:
         return Verdict(ConditionStatus.TRUE, Reason.ALL_READY, "prefill, decode and router are ready")
-    worst = min(waiting.values(), key=lambda verdict: verdict.severity)
-    message = "; ".join(f"{role}: {verdict.message}" for role, verdict in waiting.items())
-    return Verdict(ConditionStatus.FALSE, worst.reason, message)
+    message = "; ".join(f"{role}: {verdict.message}" for role, verdict in lacking.items())
+    return Verdict(ConditionStatus.TRUE, Reason.SERVING, message)
 
 
-def _progressing(facts: Mapping[str, RoleFacts], roles: Mapping[str, Verdict]) -> Verdict:
-    stuck = [role for role in roles if facts[role].stuck]
+def _progressing(facts: Mapping[str, RoleFacts], ready: Verdict) -> Verdict:
+    """Is the deployment on its way to what the spec asks for?"""
+    stuck = [role for role, one in facts.items() if one.stuck]
     if stuck:
         message = "; ".join(f"{role}: {facts[role].stuck_message}" for role in stuck)
         return Verdict(ConditionStatus.FALSE, Reason.ROLLOUT_STUCK, message)
-    blocked = [role for role, verdict in roles.items() if verdict.blocks]
+    missing = {role: verdict for role, one in facts.items() if (verdict := shortfall(one)) is not None}
+    blocked = {role: verdict for role, verdict in missing.items() if verdict.blocks}
     if blocked:
-        worst = min((roles[role] for role in blocked), key=lambda verdict: verdict.severity)
-        message = "; ".join(f"{role}: {roles[role].message}" for role in blocked)
+        worst = min(blocked.values(), key=lambda verdict: verdict.severity)
+        message = "; ".join(f"{role}: {verdict.message}" for role, verdict in blocked.items())
         return Verdict(ConditionStatus.FALSE, worst.reason, message)
-    moving = [role for role, one in facts.items() if one.moving is not None]
-    if moving:
-        reason = min((facts[role].moving or Reason.STARTING for role in moving), key=list(Reason).index)
-        return Verdict(ConditionStatus.TRUE, reason, "; ".join(f"{role}: {roles[role].message}" for role in moving))
-    return Verdict(ConditionStatus.FALSE, Reason.COMPLETE, "every pod runs what the spec asks for")
+    moving = {role: one for role, one in facts.items() if one.moving is not None}
+    if not moving:
+        return Verdict(ConditionStatus.FALSE, Reason.COMPLETE, "every pod runs what the spec asks for")
+    message = "; ".join(f"{role}: {missing[role].message}" for role in moving)
+    replaced = any(facts[role].replaced for role in Role) and all(one.wanted for one in facts.values())
+    if replaced and ready.status is not ConditionStatus.TRUE:
+        return Verdict(ConditionStatus.TRUE, Reason.SERVICE_GAP, f"{message}; requests get a 503 until then")
+    reason = min((one.moving or Reason.STARTING for one in moving.values()), key=list(Reason).index)
+    return Verdict(ConditionStatus.TRUE, reason, message)
 
 
 def _condition(

@@ -6,6 +6,8 @@ no KV block moves. Nothing here repeats a counter: the verdict changes when its 
 
 from __future__ import annotations
 
+from typing import Final
+
 from pd_operator.core.choices import Switch
 from pd_operator.core.model import PDDeployment
 from pd_operator.core.names import ROUTER
@@ -14,6 +16,8 @@ from pd_operator.core.observed_router import Flow, RouterAnswer
 from pd_operator.core.reasons import ConditionType, Reason
 from pd_operator.core.status_model import ConditionStatus
 from pd_operator.core.status_verdict import Verdict
+
+NO_PAIR: Final = "no ready prefill and decode engine of one generation"
 
 _TRUE, _FALSE, _UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 
@@ -48,7 +52,7 @@ def _active(answers: list[RouterAnswer]) -> Verdict:
     if not all(answer.reuse for answer in answers):
         return Verdict(_FALSE, Reason.REUSE_OFF, "a router runs with reuse off")
     if not any(answer.pairs for answer in answers):
-        return Verdict(_FALSE, Reason.NO_PAIR, "no router sees a ready prefill and decode engine of one generation")
+        return Verdict(_FALSE, Reason.NO_PAIR, f"routers see {NO_PAIR}")
     return Verdict(_TRUE, Reason.REUSE_ON, "routers attach handles and have a pair of engines to use them with")
 
 

@@ -1,7 +1,7 @@
-"""One role's condition: is it as the spec wants it, and if not, why.
+"""One role's condition: does it serve, and what is missing until it is as the spec wants it.
 
-Ready means that every wanted replica runs the newest template and is ready. A role that serves with fewer is not ready
-in this sense; its counts say how many serve.
+Ready means that the role has a ready pod. What is missing beyond that, more pods or newer ones, is in the message and
+in `Progressing`: a deployment that is scaled up or rolled out does not stop to be ready.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class RoleFacts:
         workload: the live counts, None when the workload doesn't exist or isn't ours.
         refusals: children of this role (or of all roles) that are not as wanted.
         troubled: pods that something keeps from running, worst first.
+        held: what a rollout keeps back for now, as the end of a sentence; empty when nothing is.
     """
 
     role: str
@@ -46,6 +47,12 @@ class RoleFacts:
     refusals: tuple[Refusal, ...]
     troubled: tuple[Pod, ...]
     selector: str
+    held: str = ""
+
+    @property
+    def ready(self) -> int:
+        """Pods that are ready."""
+        return self.workload.ready if self.workload else 0
 
     @property
     def moving(self) -> Reason | None:
@@ -60,10 +67,16 @@ class RoleFacts:
         return Reason.STARTING if workload.ready < self.wanted else None
 
     @property
+    def replaced(self) -> bool:
+        """Does a new template come in?"""
+        workload = self.workload
+        return workload is not None and workload.update_revision != workload.current_revision
+
+    @property
     def stuck_pods(self) -> tuple[Pod, ...]:
         """Pods in trouble while others still run an earlier template: the rollout waits for them."""
         workload = self.workload
-        if workload is None or workload.update_revision == workload.current_revision:
+        if workload is None or not self.replaced:
             return ()
         return self.troubled if workload.updated < workload.replicas else ()
 
@@ -123,15 +136,24 @@ def _facts(
 
 def judge_role(facts: RoleFacts) -> Verdict:
     """The role's condition."""
+    missing = shortfall(facts)
+    if missing is None:
+        return Verdict(ConditionStatus.TRUE, Reason.ALL_READY, f"{facts.wanted} of {facts.wanted} ready")
+    if facts.refusals or not facts.wanted or not facts.ready:
+        return missing
+    return Verdict(ConditionStatus.TRUE, Reason.SERVING, missing.message)
+
+
+def shortfall(facts: RoleFacts) -> Verdict | None:
+    """What keeps the role from being as the spec wants it, None when nothing does."""
     workload, false = facts.workload, ConditionStatus.FALSE
     if facts.refusals:
         return Verdict(false, facts.refusals[0].reason, "; ".join(one.message for one in facts.refusals))
     moving = facts.moving
     if moving is None:
-        if facts.wanted == 0:
-            return Verdict(false, Reason.SCALED_TO_ZERO, "no replica is wanted; requests get a 503")
-        return Verdict(ConditionStatus.TRUE, Reason.ALL_READY, f"{facts.wanted} of {facts.wanted} ready")
-    count = f"{workload.ready if workload else 0} of {facts.wanted} ready"
+        none = Verdict(false, Reason.SCALED_TO_ZERO, "no replica is wanted; requests get a 503")
+        return none if facts.wanted == 0 else None
+    count = f"{facts.ready} of {facts.wanted} ready"
     if facts.stuck:
         return Verdict(false, Reason.ROLLOUT_STUCK, f"{count}; {facts.stuck_message}")
     if facts.troubled:
@@ -141,7 +163,8 @@ def judge_role(facts: RoleFacts) -> Verdict:
         text += f"; and {more} more" if more > 0 else ""
         assert first.trouble is not None
         return Verdict(false, first.trouble.reason, f"{count}; {text}")
-    return Verdict(false, moving, f"{count}; {_moving_text(moving, workload)}")
+    held = f"; {facts.held}" if facts.held else ""
+    return Verdict(false, moving, f"{count}; {_moving_text(moving, workload)}{held}")
 
 
 def _moving_text(moving: Reason, workload: Workload | None) -> str:

@@ -36,7 +36,7 @@ class Verdict:
     @property
     def blocks(self) -> bool:
         """Does somebody have to do something?"""
-        return self.status is not ConditionStatus.TRUE and self.reason in _BLOCKING
+        return self.reason in _BLOCKING
 
     @property
     def severity(self) -> int:

@@ -22,6 +22,7 @@ from pd_operator.core.problems import Problem, SpecError
 from pd_operator.core.render_children import cluster_generation, render_children
 from pd_operator.core.render_context import RenderContext
 from pd_operator.core.render_engine_pod import connector_image
+from pd_operator.core.rollout import held_back
 from pd_operator.core.status import Wish, compute_status, previous_status
 from pd_operator.core.status_events import happenings
 from pd_operator.core.status_model import PDDeploymentStatus
@@ -85,7 +86,8 @@ class Reconciler:
             await self._report(key, wish, observed, ())
             return Result.INVALID
         observed = await self._with_objects_in_the_way(wish.manifests, observed)
-        todo = plan(wish.manifests, observed, self._hands.not_kept)
+        manifests = held_back(wish.generation, wish.manifests, observed)
+        todo = plan(manifests, observed, self._hands.not_kept)
         if any(action.why is Why.ABSENT for action in todo.actions) and not await self._is_alive(observed):
             return Result.GONE
         outcome = await self._hands.carry_out(todo)

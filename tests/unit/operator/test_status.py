@@ -96,14 +96,16 @@ STARTING = replace(DONE, ready=0)
 LOOP = Trouble(Reason.CRASH_LOOPING, "container engine ended with exit code 1: no NIXL plugin")
 PULL = Trouble(Reason.IMAGE_PULL_FAILED, "container engine: image x: not found")
 PENDING = Trouble(Reason.UNSCHEDULABLE, "0/4 nodes are available: 4 Insufficient vpc.amazonaws.com/efa.")
+OLD_AND_READY = replace(REVISED, updated=0)
 ROLE_CASES = {
     "ready": (DONE, (), "True", "AllReady", "False", "Complete"),
     "not created": (None, (), "False", "Creating", "True", "Creating"),
-    "spec not seen by its controller": (replace(DONE, current=False), (), "False", "RollingOut", "True", "RollingOut"),
+    "spec not seen by its controller": (replace(DONE, current=False), (), "True", "Serving", "True", "RollingOut"),
     "starting": (STARTING, (), "False", "Starting", "True", "Starting"),
-    "old template": (replace(REVISED, updated=0), (), "False", "RollingOut", "True", "RollingOut"),
+    "old template": (OLD_AND_READY, (), "True", "Serving", "True", "RollingOut"),
+    "only new ones, starting": (replace(REVISED, updated=1, ready=0), (), "False", "Starting", "True", "ServiceGap"),
     "pods missing": (replace(DONE, replicas=0, ready=0, updated=0), (), "False", "Scaling", "True", "Scaling"),
-    "pods too many": (replace(DONE, replicas=2, updated=2), (), "False", "Scaling", "True", "Scaling"),
+    "pods too many": (replace(DONE, replicas=2, updated=2), (), "True", "Serving", "True", "Scaling"),
     "unschedulable": (STARTING, (PENDING,), "False", "Unschedulable", "False", "Unschedulable"),
     "image": (STARTING, (PULL,), "False", "ImagePullFailed", "False", "ImagePullFailed"),
     "crash loop": (STARTING, (LOOP,), "False", "CrashLooping", "False", "CrashLooping"),
@@ -126,6 +128,34 @@ def test_a_role(role: str, case: tuple[Workload | None, tuple[Trouble, ...], str
         for judged in (kind, ConditionType.READY, ConditionType.PROGRESSING):
             assert trouble.message in message(status, judged)
             assert f"qwen-{role}-0" in message(status, judged)
+
+
+def test_scaling_up_is_no_outage() -> None:
+    grown = replace(DONE, wanted=3, replicas=3, updated=3)
+    status = compute_status(wish(("spec.decode.replicas", 3)), seen(decode=grown), (), NOW)
+    for kind in (ConditionType.READY, ConditionType.DECODE_READY):
+        assert word(status, kind) == ("True", "Serving")
+        assert "1 of 3 ready" in message(status, kind)
+    assert word(status, ConditionType.PROGRESSING) == ("True", "Starting")
+
+
+def test_a_broken_engine_beside_one_that_serves_is_told_by_progressing() -> None:
+    numbers = replace(DONE, wanted=2, replicas=2, updated=2)
+    broken = pod("decode", name="qwen-decode-1", trouble=LOOP)
+    status = compute_status(wish(("spec.decode.replicas", 2)), seen(decode=numbers, pods=(broken,)), (), NOW)
+    assert word(status, ConditionType.READY) == ("True", "Serving")
+    assert word(status, ConditionType.PROGRESSING) == ("False", "CrashLooping")
+    assert LOOP.message in message(status, ConditionType.READY)
+
+
+def test_ready_engines_of_two_generations_are_no_pair() -> None:
+    pods = (pod("prefill", generation="g1"), pod("decode", generation="g2"))
+    status = compute_status(wish(), seen(REVISED, REVISED, pods=pods), (), NOW)
+    assert word(status, ConditionType.READY) == ("False", "NoPair")
+    assert word(status, ConditionType.PREFILL_READY) == ("True", "Serving")
+    assert word(status, ConditionType.PROGRESSING) == ("True", "ServiceGap")
+    same = tuple(replace(one, generation="g1") for one in pods)
+    assert word(compute_status(wish(), seen(pods=same), (), NOW), ConditionType.READY) == ("True", "AllReady")
 
 
 def test_every_condition_is_there_in_a_fixed_order() -> None:
@@ -236,8 +266,10 @@ def test_a_broken_pod_of_the_newest_template_holds_up_the_rollout() -> None:
     numbers = replace(REVISED, replicas=2, wanted=2, ready=1, updated=1)
     broken = pod("decode", name="qwen-decode-1", trouble=LOOP, revision="r2")
     status = compute_status(wish(("spec.decode.replicas", 2)), seen(decode=numbers, pods=(broken,)), (), NOW)
+    assert word(status, ConditionType.PROGRESSING) == ("False", "RolloutStuck")
+    for kind in (ConditionType.DECODE_READY, ConditionType.READY):
+        assert word(status, kind) == ("True", "Serving"), "the other engine serves on"
     for kind in (ConditionType.PROGRESSING, ConditionType.DECODE_READY, ConditionType.READY):
-        assert word(status, kind) == ("False", "RolloutStuck")
         assert "qwen-decode-1" in message(status, kind)
         assert LOOP.message in message(status, kind)
     assert "keep the previous one" in message(status, ConditionType.PROGRESSING)
@@ -252,7 +284,43 @@ def test_the_only_pod_of_a_new_template_is_a_crash_loop_not_a_stuck_rollout() ->
 def test_a_router_rollout_past_its_deadline() -> None:
     numbers = replace(DONE, replicas=2, ready=1, updated=1, deadline_passed=True)
     status = compute_status(wish(), seen(router=numbers), (), NOW)
-    assert word(status, ConditionType.ROUTER_READY) == ("False", "RolloutStuck")
+    assert word(status, ConditionType.ROUTER_READY) == ("True", "Serving")
+    assert word(status, ConditionType.PROGRESSING) == ("False", "RolloutStuck")
+
+
+# --- a new generation -----------------------------------------------------------------------------
+
+
+def test_what_a_rollout_keeps_back_is_told() -> None:
+    two = replace(DONE, wanted=2, replicas=2, ready=2, available=2, updated=2)
+    new = wish(("spec.prefill.replicas", 2), ("spec.decode.replicas", 2))
+    half = replace(two, update_revision="r2", updated=1, ready=1, available=1, generation=new.generation, partition=1)
+    pods = tuple(
+        pod(role, name=f"qwen-{role}-{n}", generation=generation, ready=ready)
+        for role in ("prefill", "decode")
+        for n, generation, ready in ((0, "old", True), (1, new.generation, role == "decode"))
+    )
+    status = compute_status(new, seen(half, replace(half, ready=2, available=2), pods=pods), (), NOW)
+    told = message(status, ConditionType.PROGRESSING)
+    assert word(status, ConditionType.READY) == ("True", "Serving")
+    assert word(status, ConditionType.PROGRESSING) == ("True", "RollingOut")
+    assert "prefill: 1 of 2 ready; 1 of 2 run the newest template; 1 of an earlier generation kept until decode" in told
+    assert "decode: 2 of 2 ready; 1 of 2 run the newest template; 1 of an earlier generation kept until prefill" in told
+
+
+def test_a_coming_gap_is_told_before_it_comes() -> None:
+    new = wish(("spec.decode.replicas", 2))
+    two = replace(DONE, wanted=2, replicas=2, ready=2, updated=2)
+    pods = tuple(
+        pod(role, name=f"qwen-{role}-{n}", generation="old")
+        for role, n in (("prefill", 0), ("decode", 0), ("decode", 1))
+    )
+    before = seen(replace(REVISED, available=1), replace(two, update_revision="r2", updated=0, available=2), pods=pods)
+    status = compute_status(new, before, (), NOW)
+    assert word(status, ConditionType.READY) == ("True", "Serving")
+    told = message(status, ConditionType.PROGRESSING)
+    assert "prefill: 1 of 1 ready; 0 of 1 run the newest template; 1 of an earlier generation kept until decode" in told
+    assert "then requests get a 503" in told
 
 
 # --- time ---------------------------------------------------------------------------------------
