@@ -94,7 +94,7 @@ class JsonLines(logging.Formatter):
         fields |= getattr(record, "turn", {})
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
-        return json.dumps(fields, ensure_ascii=False, default=str)
+        return _encodable(json.dumps(fields, ensure_ascii=False, default=str))
 
 
 class TextLines(logging.Formatter):
@@ -105,7 +105,8 @@ class TextLines(logging.Formatter):
         words = [fields.pop("time"), fields.pop("level").upper(), fields.pop("logger"), fields.pop("message")]
         fields |= getattr(record, "turn", {})
         # A line end in somebody's words would begin a line that looks like the router's own.
-        line = " ".join((*words, *(f"{key}={_word(value)}" for key, value in fields.items()))).replace("\n", "\\n")
+        text = " ".join((*words, *(f"{key}={_word(value)}" for key, value in fields.items())))
+        line = _encodable(text).replace("\n", "\\n")
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
@@ -122,6 +123,11 @@ def _head(record: logging.LogRecord) -> dict[str, Any]:
     if trace_id:
         fields["trace_id"] = trace_id
     return fields
+
+
+def _encodable(line: str) -> str:
+    """Half of a surrogate pair can be in a client's JSON and in no file; as an escape it is valid JSON."""
+    return line.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _word(value: Any) -> str:

@@ -176,7 +176,7 @@ class Router:
         await self._store.stop()
         await self.admin.stop()
         if self.context.tracing is not None:
-            await asyncio.to_thread(self.context.tracing.stop)
+            await self.context.tracing.stop()
 
     def why_not_ready(self) -> str | None:
         """Why no turn can be served now, or None."""

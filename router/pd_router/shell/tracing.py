@@ -7,8 +7,9 @@ What goes in is chosen here one by one: no prompt, no answer, no id of a convers
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import platform
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -28,7 +29,9 @@ from pd_router.shell.exchange import Address
 from pd_router.shell.metrics import version_here
 
 EXPORT_SECONDS: Final = 5.0
-"""For one attempt to send; a collector that is away must not hold up the end of the process."""
+"""For sending one batch, further attempts included."""
+STOP_SECONDS: Final = 3.0
+"""For the last spans: a collector that is away must not hold up the end of the process."""
 OPERATIONS: Final = {Api.COMPLETIONS.value: "text_completion"}
 """`gen_ai.operation.name` by API; the others are `chat`."""
 PROVIDER: Final = "vllm"
@@ -62,8 +65,6 @@ class Tracing:
 
     def __init__(self, settings: Settings, now: Callable[[], float]) -> None:
         self.now = now
-        # Its warnings name the collector's answer, not what was sent.
-        logging.getLogger("urllib3").setLevel(logging.ERROR)
         resource = Resource.create(
             {
                 "service.name": "pd-router",
@@ -84,9 +85,12 @@ class Tracing:
         """Begin the trace of a turn that arrived at `arrived` on the router's clock."""
         return TurnTrace(self, api, path, headers, arrived)
 
-    def stop(self) -> None:
-        """Send what is left; takes at most some seconds, and blocks."""
-        self._provider.shutdown()
+    async def stop(self) -> None:
+        """Send what is left, within `STOP_SECONDS`."""
+        # Not a thread of the loop's, which would be waited for at the end however long it takes.
+        sender = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
+        sender.start()
+        await asyncio.to_thread(sender.join, STOP_SECONDS)
 
 
 class TurnTrace:
