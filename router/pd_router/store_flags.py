@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from pd_router.core.settings import SettingsError
-from pd_router.core.store_settings import Valkey
+from pd_router.core.store_settings import Valkey, number_problems
 
 _OWN = ("--valkey-url", "--handle-key-file", "--valkey-username", "--valkey-password-file", "--valkey-ca-file")
 
@@ -45,12 +45,7 @@ def add_store_flags(parser: argparse.ArgumentParser) -> None:
 
 def read_store(args: argparse.Namespace) -> Valkey | None:
     """The shared store that the flags ask for; None for one in memory. Raises SettingsError."""
-    if args.handle_store == "memory":
-        given = [flag for flag in _OWN if getattr(args, flag[2:].replace("-", "_"))]
-        if given:
-            raise SettingsError([f"{flag}: is for --handle-store valkey, which is not given" for flag in given])
-        return None
-    return Valkey(
+    valkey = Valkey(
         url=args.valkey_url,
         key_file=args.handle_key_file,
         username=args.valkey_username,
@@ -60,3 +55,11 @@ def read_store(args: argparse.Namespace) -> Valkey | None:
         max_entry_bytes=args.valkey_max_entry_bytes,
         connections=args.valkey_connections,
     )
+    if args.handle_store == "valkey":
+        return valkey
+    given = [flag for flag in _OWN if getattr(args, flag[2:].replace("-", "_"))]
+    problems = [f"{flag}: is for --handle-store valkey, which is not given" for flag in given]
+    problems.extend(number_problems(valkey))
+    if problems:
+        raise SettingsError(problems)
+    return None

@@ -5,7 +5,6 @@ Separate from the other settings because only one of the two stores has any of t
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -102,8 +101,13 @@ def valkey_problems(valkey: Valkey) -> Iterator[str]:
         yield "--handle-key-file: is needed with --handle-store valkey; all routers of the store must have the same key"
     if valkey.username and not valkey.password_file:
         yield "--valkey-username: needs --valkey-password-file, too"
-    if not 0 < valkey.timeout <= MAX_TIMEOUT or not math.isfinite(valkey.timeout):
-        yield f"--valkey-timeout: must be above 0 and at most {MAX_TIMEOUT:g} s, got {valkey.timeout:g}"
+    yield from number_problems(valkey)
+
+
+def number_problems(valkey: Valkey) -> Iterator[str]:
+    """What is wrong with the numbers, whichever store is used."""
+    if not 0 < valkey.timeout <= MAX_TIMEOUT:
+        yield f"--valkey-timeout: must be above 0, finite and at most {MAX_TIMEOUT:g} s, got {valkey.timeout:g}"
     if valkey.max_entry_bytes < 1:
         yield f"--valkey-max-entry-bytes: must be above 0, got {valkey.max_entry_bytes}"
     if not 1 <= valkey.connections <= MAX_CONNECTIONS:
