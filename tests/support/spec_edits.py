@@ -22,6 +22,7 @@ UNEQUAL: tuple[Edit, ...] = (("spec.kvTransfer.bidirectional", "Disabled"),)
 RESTRICTED: tuple[Edit, ...] = (("spec.engine.securityProfile", "Restricted"),)
 LISTED: tuple[Edit, ...] = (("spec.model.source", {"persistentVolumeClaim": {"claimName": "a"}}),)
 EMPTY: tuple[Edit, ...] = (("spec.model.source", {"emptyDir": {}}),)
+TRACED: Edit = ("spec.router.tracing", {"endpoint": "http://collector:4318"})
 BY_HEADER: Edit = ("spec.router.auth", {"tenantFrom": "Header", "gateway": {"cidrs": ["192.168.0.0/16"]}})
 
 Row = tuple[str, Any, set[str], tuple[Edit, ...]]
@@ -76,6 +77,10 @@ TABLE: list[Row] = [
     ("router.tenantLimits.retainedTokens", 5, {R}, ()),
     ("router.auth.anonymous", "Allowed", {R}, ()),
     ("router.limits.maxBodyBytes", 2048, {R}, ()),
+    ("router.logging.level", "Warning", {R}, ()),
+    ("router.logging.format", "Text", {R}, ()),
+    ("router.tracing.endpoint", "https://collector:4318", {R}, (TRACED,)),
+    ("router.tracing.samplingPercent", 5, {R}, (TRACED,)),
     ("router.limits.maxInflight", 5, {R}, ()),
     ("router.limits.maxQueue", 5, {R}, ()),
     *((f"router.timeouts.{name}Seconds", 7, {R}, ()) for name in

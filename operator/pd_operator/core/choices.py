@@ -147,6 +147,21 @@ class TenantFrom(StrEnum):
     HEADER = "Header"
 
 
+class LogLevel(StrEnum):
+    """Least level of the router's log that is shown."""
+
+    DEBUG = "Debug"
+    INFO = "Info"
+    WARNING = "Warning"
+
+
+class LogFormat(StrEnum):
+    """Shape of the router's log."""
+
+    JSON = "JSON"
+    TEXT = "Text"
+
+
 class Anonymous(StrEnum):
     """What a request without a principal gets."""
 

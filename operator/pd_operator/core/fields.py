@@ -29,6 +29,8 @@ QUANTITY: Final = r"^[0-9]+(\.[0-9]{1,3})?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"
 NAMESPACE: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 WORD: Final = r"^[a-z_][a-z0-9_]*$"
 CIDR: Final = r"^[0-9a-fA-F:.]+/[0-9]{1,3}$"
+_PORT: Final = r"([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+COLLECTOR: Final = rf"^https?://[A-Za-z0-9_.-]+(:{_PORT})?(/[A-Za-z0-9._~/-]*)?$"
 CONDITION_WORD: Final = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"
 
 PATTERN_SENTENCES: Final = {
@@ -49,6 +51,7 @@ PATTERN_SENTENCES: Final = {
     NAMESPACE: "lower-case letters, digits and '-'",
     WORD: "lower-case letters, digits and '_'",
     CIDR: "a network such as 10.0.0.0/8 or fd00::/8",
+    COLLECTOR: "a URL such as http://collector.monitoring:4318, without credentials and without a query",
     CONDITION_WORD: "a word in CamelCase",
 }
 """What each pattern means, for error messages: nobody should have to read a regular expression."""

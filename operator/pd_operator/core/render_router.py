@@ -85,8 +85,22 @@ def _options(deployment: PDDeployment) -> list[str]:
         "--drain-timeout": router.timeouts.drain_seconds,
     }
     options.update(_limits(deployment))
+    options.update(_observe(deployment))
     words = [word for flag, value in options.items() for word in (flag, str(value))]
     return [*words, *_gateway(deployment)]
+
+
+def _observe(deployment: PDDeployment) -> dict[str, str | int]:
+    """Log and traces; without a collector there is no flag for traces."""
+    router = deployment.spec.router
+    found: dict[str, str | int] = {
+        "--log-level": router.logging.level.value.lower(),
+        "--log-format": router.logging.format.value.lower(),
+    }
+    if router.tracing is not None:
+        found["--otlp-endpoint"] = router.tracing.endpoint
+        found["--trace-sampling-ratio"] = f"{router.tracing.sampling_percent / WHOLE:g}"
+    return found
 
 
 def _gateway(deployment: PDDeployment) -> list[str]:

@@ -9,6 +9,7 @@ from pd_operator.core.choices import ServiceType, SessionAffinity, StoreType, Sw
 from pd_operator.core.fields import Port, Replicas, Seconds, SpecModel
 from pd_operator.core.spec_pod import Annotations, PodSettings, Resources
 from pd_operator.core.spec_router_access import RouterAuth, RouterTls, TenantLimits
+from pd_operator.core.spec_router_observe import RouterLogging, RouterTracing
 
 MIB = 1 << 20
 
@@ -111,6 +112,8 @@ class RouterSpec(SpecModel):
     )
     limits: RouterLimits = Field(default=RouterLimits(), description="Bounds on size and number of requests.")
     timeouts: RouterTimeouts = Field(default=RouterTimeouts(), description="Deadlines per leg.")
+    logging: RouterLogging = Field(default=RouterLogging(), description="The routers' log.")
+    tracing: RouterTracing | None = Field(default=None, description="Spans per turn and leg. Absent: none.")
     image: str | None = Field(
         default=None,
         min_length=1,

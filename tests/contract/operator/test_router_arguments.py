@@ -6,7 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from pd_operator.core.fields import COLLECTOR
 from pd_operator.core.generation import generation
 from pd_operator.core.render_router import render_router, render_router_in_cluster
 from pd_router.__main__ import parse_settings
@@ -26,9 +29,9 @@ def settings_of(*edits: tuple[str, Any], base: dict[str, Any] | None = None) -> 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(EXAMPLES.glob("*.yaml"))])
 def test_the_router_accepts_the_examples(name: str) -> None:
-    settings = settings_of(base=example(name))
-    assert settings.generation == generation(deployment(base=example(name)))
-    assert settings.models == {example(name)["spec"]["model"]["servedName"]}
+    found = settings_of(base=example(name))
+    assert found.generation == generation(deployment(base=example(name)))
+    assert found.models == {example(name)["spec"]["model"]["servedName"]}
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(EXAMPLES.glob("*.yaml"))])
@@ -44,14 +47,14 @@ def test_the_router_accepts_the_examples_in_a_cluster(name: str) -> None:
 
 
 def test_defaults_are_the_same_on_both_sides() -> None:
-    settings = settings_of()
-    assert settings.reuse == Reuse()
-    assert settings.tenancy == Tenancy()
-    assert settings.limits == Limits()
-    assert settings.timeouts == Timeouts()
-    assert settings.access == Access()
-    assert settings.tls == Tls()
-    assert settings.tenant_limits == TenantLimits()
+    found = settings_of()
+    assert found.reuse == Reuse()
+    assert found.tenancy == Tenancy()
+    assert found.limits == Limits()
+    assert found.timeouts == Timeouts()
+    assert found.access == Access()
+    assert found.tls == Tls()
+    assert found.tenant_limits == TenantLimits()
 
 
 @pytest.mark.parametrize(
@@ -66,6 +69,8 @@ def test_defaults_are_the_same_on_both_sides() -> None:
         (("spec.router.tenantLimits.queuePercent", 25), "tenant_limits.queue_share", 0.25),
         (("spec.router.auth.anonymous", "Allowed"), "tenancy.anonymous", True),
         (("spec.router.limits.maxQueue", 0), "limits.max_queue", 0),
+        (("spec.router.tracing", {"endpoint": "http://c:1", "samplingPercent": 7}), "tracing.endpoint", "http://c:1"),
+        (("spec.router.tracing", {"endpoint": "http://c:1", "samplingPercent": 7}), "tracing.sampling_ratio", 0.07),
         (("spec.router.timeouts.pullSeconds", 5), "timeouts.pull", 5),
     ],
 )
@@ -87,3 +92,11 @@ def test_secrets_are_files_that_the_router_is_told_of() -> None:
         api_keys_file="/etc/pd-router/api-keys/b", engine_api_key_file="/etc/pd-router/engine-key/b"
     )
     assert found.tls == Tls("/etc/pd-router/tls/tls.crt", "/etc/pd-router/tls/tls.key", "/etc/pd-router/client-ca/b")
+
+
+@given(endpoint=st.from_regex(COLLECTOR, fullmatch=True))
+@settings(deadline=None)
+def test_a_collector_that_the_definition_accepts_is_one_for_the_router(endpoint: str) -> None:
+    value = deployment(("spec.router.tracing", {"endpoint": endpoint[:512]}))
+    argv = render_router(value, "127.0.0.1:8000", "127.0.0.1:9000", *URLS).argv
+    assert parse_settings(argv[1:])[0].tracing.endpoint == endpoint[:512]

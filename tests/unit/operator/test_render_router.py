@@ -44,6 +44,8 @@ DEFAULTS = [
     ("--idle-timeout", "120"),
     ("--answer-timeout", "1800"),
     ("--drain-timeout", "120"),
+    ("--log-level", "info"),
+    ("--log-format", "json"),
 ]
 
 
@@ -70,6 +72,11 @@ def test_defaults_are_these_and_no_others() -> None:
         ("spec.router.handleStore.maxEntries", 7, "--handle-cap-entries", "7"),
         ("spec.router.limits.maxBodyBytes", 2048, "--max-body-bytes", "2048"),
         ("spec.router.limits.maxInflight", 5, "--max-inflight", "5"),
+        ("spec.router.logging.level", "Warning", "--log-level", "warning"),
+        ("spec.router.logging.format", "Text", "--log-format", "text"),
+        ("spec.router.tracing", {"endpoint": "http://c:4318/x"}, "--otlp-endpoint", "http://c:4318/x"),
+        ("spec.router.tracing", {"endpoint": "http://c:4318"}, "--trace-sampling-ratio", "1"),
+        ("spec.router.tracing", {"endpoint": "http://c", "samplingPercent": 3}, "--trace-sampling-ratio", "0.03"),
         ("spec.router.limits.maxQueue", 0, "--max-queue", "0"),
         ("spec.router.timeouts.connectSeconds", 3, "--connect-timeout", "3"),
         ("spec.router.timeouts.prefillSeconds", 31, "--prefill-timeout", "31"),
