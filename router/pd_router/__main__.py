@@ -114,6 +114,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="an idle client connection is closed",
     )
     add("--drain-timeout", type=float, default=timeouts.drain, metavar="S", help="for running turns after SIGTERM")
+    add(
+        "--pair-quarantine",
+        type=float,
+        default=timeouts.pair_quarantine,
+        metavar="S",
+        help="without transfers for a pair of engines that failed three in a row; then a turn probes it",
+    )
     add("--probe-interval", type=float, default=timeouts.probe_interval, metavar="S", help="between two health probes")
     add("--probe-timeout", type=float, default=timeouts.probe_timeout, metavar="S", help="when a health probe is late")
     add_access_flags(parser)
@@ -253,6 +260,7 @@ def parse_settings(arguments: Sequence[str]) -> tuple[Settings, Logging]:
             client=args.client_timeout,
             keep_alive=args.keep_alive_timeout,
             drain=args.drain_timeout,
+            pair_quarantine=args.pair_quarantine,
             probe_interval=args.probe_interval,
             probe_timeout=args.probe_timeout,
         ),

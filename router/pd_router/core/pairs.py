@@ -15,9 +15,8 @@ from typing import Final, NamedTuple
 
 from pd_router.core.breaker import Breaker
 
-PAIR_OPEN_SECONDS: Final = 30.0
-MAX_PAIR_OPEN_SECONDS: Final = 600.0
-"""Longer than an engine's: a probe of a pull costs a turn its pull timeout, and such a pair heals by a restart."""
+LONGEST: Final = 20.0
+"""Quarantine is doubled by each failed probe, up to so many times its first length."""
 
 
 class Direction(StrEnum):
@@ -39,8 +38,14 @@ class Pair(NamedTuple):
 
 @dataclass(slots=True)
 class Pairs:
-    """Health of all pairs of one router."""
+    """Health of all pairs of one router.
 
+    Args:
+        quarantine: seconds without transfers after failures. Longer than an engine's breaker is open: the probe of a
+            pull costs a turn its pull timeout, and a broken connection heals by a restart.
+    """
+
+    quarantine: float
     _breakers: dict[Pair, Breaker] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -66,7 +71,7 @@ class Pairs:
         """The transfer failed."""
         breaker = self._breakers.get(pair)
         if breaker is None:
-            breaker = self._breakers[pair] = Breaker(PAIR_OPEN_SECONDS, MAX_PAIR_OPEN_SECONDS)
+            breaker = self._breakers[pair] = Breaker(self.quarantine, self.quarantine * LONGEST)
         breaker.failed(now)
 
     def abandoned(self, pair: Pair) -> None:

@@ -120,6 +120,8 @@ class Timeouts:
     keep_alive: float = 75.0
     """How long a client's connection may be idle after an answer; before its first request it has `request`."""
     drain: float = 120.0
+    pair_quarantine: float = 30.0
+    """After three failed transfers in a row, how long a pair of engines gets none; doubled by each failed probe."""
     probe_interval: float = 1.0
     probe_timeout: float = 5.0
 
@@ -300,6 +302,7 @@ def check(settings: Settings) -> None:
         "--client-timeout": timeouts.client,
         "--keep-alive-timeout": timeouts.keep_alive,
         "--idle-timeout": timeouts.idle,
+        "--pair-quarantine": timeouts.pair_quarantine,
         "--probe-interval": timeouts.probe_interval,
         "--probe-timeout": timeouts.probe_timeout,
     }

@@ -57,13 +57,14 @@ class Fleet:
         allowed_hosts: frozenset[str],
         purge: Callable[[str], int],
         on_gone: Callable[[Member], None],
+        quarantine: float = 30.0,
     ) -> None:
         self._metrics = metrics
         self._purge = purge
         self._on_gone = on_gone
         self._allowed = allowed_hosts
         self._members: dict[str, Member] = {}
-        self.pairs = Pairs()
+        self.pairs = Pairs(quarantine)
         """Health of the pairs that these engines make."""
         self._hosts: frozenset[str] | None = None
         self._next_incarnation = 0

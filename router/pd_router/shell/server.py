@@ -77,7 +77,9 @@ class Router:
         metrics = Metrics()
         guard = self._guard = Guard(settings, metrics)
         pool = EnginePool(settings.timeouts.connect, guard.engines)
-        fleet = Fleet(metrics, settings.allowed_hosts, self._purge, self._engine_gone)
+        fleet = Fleet(
+            metrics, settings.allowed_hosts, self._purge, self._engine_gone, settings.timeouts.pair_quarantine
+        )
         store = self._store = make_store(settings, SharedStoreMetrics(metrics), fleet.incarnation_of)
         self.discovery = self._make_discovery(fleet, metrics)
         limits = settings.limits

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pd_router.core.breaker import FAILURES_TO_OPEN
-from pd_router.core.pairs import MAX_PAIR_OPEN_SECONDS, PAIR_OPEN_SECONDS, Direction, Pair, Pairs
+from pd_router.core.pairs import LONGEST, Direction, Pair, Pairs
+
+QUARANTINE = 30.0
 
 HANDOFF = Pair("p1", "d1", Direction.HANDOFF)
 PULL = Pair("p1", "d1", Direction.PULL)
 
 
 def broken(pair: Pair = HANDOFF, now: float = 0.0) -> Pairs:
-    pairs = Pairs()
+    pairs = Pairs(QUARANTINE)
     for _ in range(FAILURES_TO_OPEN):
         assert pairs.allows(pair, now)
         pairs.sent(pair, now)
@@ -28,7 +30,7 @@ def test_a_pair_that_fails_is_blocked_and_nothing_else_is() -> None:
 
 
 def test_one_real_turn_probes_it_when_the_time_is_over() -> None:
-    pairs, now = broken(), PAIR_OPEN_SECONDS
+    pairs, now = broken(), QUARANTINE
     assert pairs.blocked(Direction.HANDOFF, now) == frozenset()
     pairs.sent(HANDOFF, now)
     assert pairs.blocked(Direction.HANDOFF, now) == {("p1", "d1")}
@@ -42,7 +44,7 @@ def test_one_real_turn_probes_it_when_the_time_is_over() -> None:
 
 def test_bad_probes_make_it_longer_up_to_a_limit() -> None:
     pairs, now = broken(), 0.0
-    for wait in (30.0, 60.0, 120.0, 240.0, 480.0, 600.0, MAX_PAIR_OPEN_SECONDS):
+    for wait in (30.0, 60.0, 120.0, 240.0, 480.0, LONGEST * QUARANTINE, LONGEST * QUARANTINE):
         assert not pairs.allows(HANDOFF, now + wait - 0.1)
         now += wait
         pairs.sent(HANDOFF, now)
@@ -50,7 +52,7 @@ def test_bad_probes_make_it_longer_up_to_a_limit() -> None:
 
 
 def test_a_success_in_between_begins_anew_and_leaves_nothing() -> None:
-    pairs = Pairs()
+    pairs = Pairs(QUARANTINE)
     for _ in range(5):
         pairs.failed(HANDOFF, 0.0)
         pairs.failed(HANDOFF, 0.0)
