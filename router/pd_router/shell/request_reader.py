@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import httptools
 
 from pd_router.core.errors import INVALID_REQUEST, ApiError, too_large
+from pd_wire.names import GATEWAY_SECRET_HEADER, TENANT_HEADER
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 256
@@ -22,6 +23,9 @@ MAX_DENIED_BODY_BYTES = 64 * 1024
 
 _HEADERS_TOO_LARGE = ApiError(
     431, f"The request's headers are larger than {MAX_HEADER_BYTES} bytes", INVALID_REQUEST, "headers_too_large"
+)
+_TOO_MANY_HEADERS = ApiError(
+    431, f"The request has more than {MAX_HEADERS} header lines", INVALID_REQUEST, "headers_too_large"
 )
 _ENCODED = ApiError(
     415,
@@ -39,6 +43,10 @@ _TARGET = re.compile(
 """A path, or a whole URL of which only path and query count (RFC 9112, 3.2); each as RFC 3986 allows it."""
 _JOINED = frozenset({"connection", "content-encoding", "host", "transfer-encoding"})
 """Headers of which no line may be lost; of any other the last line wins."""
+_ONCE = frozenset(
+    {"authorization", "content-length", "content-type", "x-api-key", TENANT_HEADER, GATEWAY_SECRET_HEADER}
+)
+"""Headers that may come once only: who reads the first of two and who reads the last would not see the same request."""
 
 
 @dataclass(slots=True)
@@ -98,7 +106,7 @@ class RequestReader:
         self._parser: Any = httptools.HttpRequestParser(self)
         self._url = b""
         self._headers: dict[str, str] = {}
-        self._header_bytes = 0
+        self._header_bytes = self._lines = 0
         self._head_read = False
         self._offered = False
         self._refused = False
@@ -131,7 +139,7 @@ class RequestReader:
             return
         self._url = b""
         self._headers = {}
-        self._header_bytes = 0
+        self._header_bytes = self._lines = 0
         self._head_read = False
         self._parts = []
         self._size = 0
@@ -144,11 +152,17 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_header(len(name) + len(value))
+        self._lines += 1
+        if self._lines > MAX_HEADERS:
+            self._refuse(_TOO_MANY_HEADERS)
         if self._head_read:
             return  # a trailer: it may not change what the head said
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
-        if key in _JOINED and key in self._headers:
-            text = f"{self._headers[key]}, {text}"
+        if key in self._headers:
+            if key in _JOINED:
+                text = f"{self._headers[key]}, {text}"
+            elif key in _ONCE:
+                self._refuse(_bad_http(f"it has two {key} headers"))
         self._headers[key] = text
 
     def on_headers_complete(self) -> None:
