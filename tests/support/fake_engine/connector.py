@@ -22,6 +22,7 @@ from support.fake_engine.fabric import Fabric
 from support.fake_engine.verified import Verifier, report_of
 
 EXPIRY_MARGIN = 5.0
+TOLD_CACHED = "remote_prefill_cached_tokens"
 """Seconds before the end of a lease from which on vLLM declines to read."""
 
 _ADDRESS = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
@@ -48,6 +49,8 @@ class ConnectorConfig:
     decoder_ttl: float = 480.0
     lease: float = 30.0
     recompute_threshold: int = 64
+    tells_cached: bool = True
+    """Prefill tells decode how much of the prompt it had (vLLM 0.32 and later)."""
     handle_extras: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -189,6 +192,8 @@ class Connector:
         extra: dict[str, Any] | None = {}
         if run.admission is not None:
             extra = self._own_keys(run, run.admission, tokens, to_decode=to_decode)
+        if extra is not None and to_decode and self.config.tells_cached:
+            extra = {**extra, TOLD_CACHED: run.local + run.pulled}
         if extra is None or not (to_decode or self.config.bidirectional):
             self.pool.release(run.blocks)
             return None

@@ -12,13 +12,32 @@ from typing import Any, Final, Literal
 
 from pd_wire import names
 from pd_wire.handle import decoder_handle_fault
+from support.fake_engine.apis import LIMITS, Api
 from support.fake_engine.fabric import Fabric
 
-FOREIGN_FIELDS: Final = frozenset({"conversation_id", "prompt_cache_key", "previous_response_id"})
-"""Body fields that vLLM's chat and completions endpoints do not know."""
+_IDS: Final = frozenset({"conversation_id", "prompt_cache_key", "previous_response_id"})
+FOREIGN_FIELDS: Final[Mapping[Api, frozenset[str]]] = {
+    "chat": _IDS,
+    "completions": _IDS,
+    "responses": frozenset({"conversation_id"}),
+    "messages": _IDS | {"session_id", "request_id"},
+}
+"""Body fields that the endpoints of vLLM do not know."""
 
 CONTENT_FIELDS: Final = frozenset(
-    {"messages", "prompt", "tools", "documents", "response_format", "structured_outputs", "guided_json", "metadata"}
+    {
+        "messages",
+        "prompt",
+        "input",
+        "system",
+        "instructions",
+        "tools",
+        "documents",
+        "response_format",
+        "structured_outputs",
+        "guided_json",
+        "metadata",
+    }
 )
 """Fields whose inside is the client's own text or schema and cannot steer a transfer."""
 
@@ -47,11 +66,13 @@ def parse_body(raw: bytes) -> tuple[dict[str, Any], list[str]]:
     return body, doubled
 
 
-def breaches(role: Literal["prefill", "decode"], body: Mapping[str, Any], doubled: list[str]) -> Iterator[str]:
+def breaches(
+    role: Literal["prefill", "decode"], api: Api, body: Mapping[str, Any], doubled: list[str]
+) -> Iterator[str]:
     """Rules that this body breaks by itself, whatever was issued before."""
     for key in doubled:
         yield f"field {key!r} stands twice"
-    for key in FOREIGN_FIELDS & body.keys():
+    for key in FOREIGN_FIELDS[api] & body.keys():
         yield f"field {key!r} is unknown to the engine"
     yield from _smuggled(body)
     params = body.get(names.KV_PARAMS)
@@ -69,7 +90,7 @@ def breaches(role: Literal["prefill", "decode"], body: Mapping[str, Any], double
     if (body.get("n") or 1) > 1 or body.get("use_beam_search"):
         yield f"several choices together with {names.KV_PARAMS}"
     if role == "prefill":
-        yield from _prefill_breaches(body)
+        yield from _prefill_breaches(api, body)
 
 
 def params_breaches(role: Literal["prefill", "decode"], params: Any, fabric: Fabric, engine: str) -> Iterator[str]:
@@ -96,14 +117,18 @@ def params_breaches(role: Literal["prefill", "decode"], params: Any, fabric: Fab
         yield f"handle used twice: {', '.join(sent_to)}"
 
 
-def _prefill_breaches(body: Mapping[str, Any]) -> Iterator[str]:
-    limits = [body[key] for key in ("max_tokens", "max_completion_tokens") if body.get(key) is not None]
+def _prefill_breaches(api: Api, body: Mapping[str, Any]) -> Iterator[str]:
+    limits = [body[key] for key in LIMITS[api] if body.get(key) is not None]
     if not limits or set(limits) != {1}:
         yield f"a prefill leg must ask for exactly one token, asked for {limits}"
     for key in ("stream", "stream_options", "logprobs", "response_format", "structured_outputs"):
         if body.get(key):
             yield f"a prefill leg must not carry {key}"
-    for key in ("min_tokens", "stop"):
+    if api == "responses" and body.get("store", True):
+        yield "a prefill leg must not be stored"
+    if (body.get("thinking") or {}).get("type") == "enabled":
+        yield "a prefill leg must not have a thinking budget"
+    for key in ("min_tokens", "stop", "stop_sequences", "text", "include"):
         if body.get(key):
             yield f"a prefill leg must not carry {key}"
 

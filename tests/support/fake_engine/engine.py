@@ -15,6 +15,7 @@ from typing import Any, Literal
 from aiohttp import web
 
 from pd_wire import names
+from support.fake_engine.apis import PATHS
 from support.fake_engine.behaviour import Behaviour, Rule
 from support.fake_engine.connector import Connector, ConnectorConfig
 from support.fake_engine.fabric import Fabric
@@ -64,6 +65,16 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class Passed:
+    """A request to an endpoint without KV."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What stays the same over restarts. ``port`` 0 takes a free one at the first start; times in seconds.
 
@@ -75,6 +86,7 @@ class EngineConfig:
     models: tuple[str, ...] = ("tiny",)
     template: Template = field(default_factory=Template)
     max_model_len: int = 65536
+    version: str = "0.32.0"
     port: int = 0
     host: str = "127.0.0.1"
     keepalive_timeout: float = 75.0
@@ -93,6 +105,7 @@ class FakeEngine:
         self._side_channel = config.side_channel or (f"10.91.{number // 250}.{number % 250 + 1}", 5600)
         self.port = config.port
         self.requests: list[Record] = []
+        self.passed: list[Passed] = []
         self.plan: list[Rule] = []
         self.default = Behaviour()
         self.health_status = 200
@@ -208,7 +221,7 @@ class FakeEngine:
     @property
     def generates(self) -> list[Record]:
         """Requests for tokens, in order of arrival."""
-        return [record for record in self.requests if record.path.endswith("/completions")]
+        return [record for record in self.requests if record.path in PATHS]
 
     @property
     def used_blocks(self) -> int:
@@ -230,6 +243,7 @@ class FakeEngine:
     def forget(self) -> None:
         """Clear log and plan and go back to default behaviour; memory and identity stay."""
         self.requests.clear()
+        self.passed.clear()
         self.plan.clear()
         self.default = Behaviour()
         self.health_status = 200

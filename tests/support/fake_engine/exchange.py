@@ -12,17 +12,18 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
 from aiohttp import web
 
 from pd_wire import names
-from support.fake_engine import contract, wire
+from support.fake_engine import contract, other_wire, wire
 from support.fake_engine.answers import kv_hash, make_answer
+from support.fake_engine.apis import PATHS, as_chat, limit_of
 from support.fake_engine.behaviour import Behaviour, Fault, Kind, Point
-from support.fake_engine.connector import LoadFailed, Parked, Run
+from support.fake_engine.connector import TOLD_CACHED, LoadFailed, Parked, Run
 from support.fake_engine.engine import FakeEngine, Record
 from support.fake_engine.recut import Recutter
 from support.fake_engine.tokens import PromptError, completion_prompts
@@ -48,8 +49,11 @@ class Exchange:
     def __init__(self, engine: FakeEngine, request: web.Request) -> None:
         self.engine, self.request = engine, request
         self.connector = engine.rank_for(request.headers.get(names.RANK_HEADER))
-        self.chat = request.path.endswith("/chat/completions")
-        self.public_id = f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(8)}"
+        self.api = PATHS[request.path]
+        # A message is made of a chat completion and has its id.
+        kind = {"completions": "cmpl", "responses": "resp"}.get(self.api, "chatcmpl")
+        self.public_id = f"{kind}{'_' if kind == 'resp' else '-'}{secrets.token_hex(8)}"
+        self.asked: dict[str, Any] = {}
         self.runs: list[Run] = []
         self.behaviour = Behaviour()
         self.record: Record | None = None
@@ -89,7 +93,7 @@ class Exchange:
             fabric.violate(name, f"a body that is no JSON object: {error}")
             record.fate = "failed"
             raise Refused(400, str(error)) from error
-        for breach in contract.breaches(role, record.body, doubled):
+        for breach in contract.breaches(role, self.api, record.body, doubled):
             fabric.violate(name, breach)
         for breach in contract.params_breaches(role, record.params, fabric, name):
             fabric.violate(name, breach)
@@ -101,7 +105,7 @@ class Exchange:
         salt = str(body.get("cache_salt") or "")
         params = record.params if isinstance(record.params, dict) else None
         for index, prompt in enumerate(prompts):
-            internal = f"{self.public_id}-{index}-{secrets.token_hex(4)}"
+            internal = f"cmpl-{self.public_id[-16:]}-{index}-{secrets.token_hex(4)}"
             run = Run(internal, list(prompt), len(prompt), body["model"], salt, params if index == 0 else None)
             self.runs.append(run)
             record.request_id = self.runs[0].request_id
@@ -128,17 +132,21 @@ class Exchange:
             raise Refused(400, "Stream options can only be defined when `stream=True`.")
         if (body.get("n") or 1) < 1 or body.get("n") == 0:
             raise Refused(400, "n must be at least 1")
-        limit = _limit(body)
+        limit = limit_of(self.api, body)
+        if body.get("previous_response_id") is not None and self.api == "responses":
+            raise Refused(404, f"Response with id '{body['previous_response_id']}' not found.")
         if (body.get("min_tokens") or 0) > (limit if limit is not None else 1 << 30):
             raise Refused(400, "min_tokens must be less than or equal to max_tokens")
         try:
-            prompts = [self.engine.config.template.render(body)] if self.chat else completion_prompts(body)
+            self.asked = as_chat(self.api, body)
+            template = self.engine.config.template
+            prompts = completion_prompts(body) if self.api == "completions" else [template.render(self.asked)]
         except PromptError as error:
             raise Refused(400, str(error)) from error
         longest = max(map(len, prompts))
         if longest >= self.engine.config.max_model_len:
             raise Refused(400, f"This model's maximum context length is {self.engine.config.max_model_len} tokens.")
-        forced = body.get("tool_choice") not in (None, "none", "auto")
+        forced = self.asked.get("tool_choice") not in (None, "none", "auto")
         if forced and self.engine.config.connector.role == "prefill":
             raise Refused(500, "Internal server error")
         return prompts
@@ -156,18 +164,20 @@ class Exchange:
     # --- the answer ---------------------------------------------------------------------------
 
     async def _reply(self, record: Record) -> web.StreamResponse:
-        body, limit = record.body, _limit(record.body)
+        body, limit = record.body, limit_of(self.api, record.body)
         answers = tuple(
             make_answer(
-                kv_hash(self.connector.contents(run), run.prompt_length), self.behaviour.style, body, index, limit
+                kv_hash(self.connector.contents(run), run.prompt_length), self.behaviour.style, self.asked, index, limit
             )
             for run in self.runs
             for index in range(body.get("n") or 1)
         )
         record.answer = answers[0].content
         cached = (record.local_tokens or 0) + (record.pulled_tokens or 0)
+        told = record.params.get(TOLD_CACHED) if isinstance(record.params, dict) else None
+        cached = told if isinstance(told, int) else cached
         reply = wire.Reply(
-            self.chat, self.public_id, int(time.time()), body["model"], answers, record.prompt_tokens or 0, cached, body
+            self.api, self.public_id, int(time.time()), body["model"], answers, record.prompt_tokens or 0, cached, body
         )
         if self.behaviour.hold is not None:
             await self.behaviour.hold.wait()
@@ -182,7 +192,11 @@ class Exchange:
         if fault is not None and fault.kind is Kind.ERROR_EVENT:
             raise Refused(500, "Internal server error")
         handle = None if broken else self._finish(reply)
-        data = json.dumps(wire.full_body(reply, handle, "error" if broken else None), ensure_ascii=False).encode()
+        if self.api in ("responses", "messages"):
+            body = other_wire.full_body(reply, handle, broken)
+        else:
+            body = wire.full_body(reply, handle, "error" if broken else None)
+        data = json.dumps(body, ensure_ascii=False).encode()
         if fault is None or broken:
             whole = web.Response(body=data, content_type="application/json", headers=dict(self.behaviour.headers))
             if self.behaviour.gzip and "gzip" in self.request.headers.get("Accept-Encoding", ""):
@@ -220,7 +234,7 @@ class Exchange:
         handle = self._finish(reply) if behaviour.handle_on == "first" else None
         await self._fault_in_stream(Point.AFTER_HEADERS, reply, writer)
         seen: list[str] = []
-        for number, event in enumerate(wire.stream_events(reply, behaviour)):
+        for number, event in enumerate(self._all_events(reply)):
             if behaviour.gate is not None and behaviour.gate.event == number:
                 await writer.flush()
                 await behaviour.gate.pass_through()
@@ -231,13 +245,18 @@ class Exchange:
             if event.kind == "finish" and handle is None:
                 handle = self._finish(reply)
             carries = event.data is not None and event.kind == behaviour.handle_on and event.kind not in seen
-            if carries and handle is not None and event.data is not None:
-                event.data[names.KV_PARAMS] = handle
+            holder = event.holder if event.holder is not None else event.data
+            if carries and handle is not None and holder is not None and not event.bare:
+                holder[names.KV_PARAMS] = handle
             data = wire.encode_event(event, behaviour)
             if self.engine.tap is not None:
                 self.engine.tap(data)
             await writer.write(data)
             seen.append(event.kind)
+
+    def _all_events(self, reply: wire.Reply) -> Iterator[wire.Event]:
+        other = self.api in ("responses", "messages")
+        return other_wire.stream_events(reply, self.behaviour) if other else wire.stream_events(reply, self.behaviour)
 
     def _finish(self, reply: wire.Reply) -> Any:
         """End every run in the engine; the handle of the first, as the plan wants it on the wire."""
@@ -280,15 +299,23 @@ class Exchange:
             return
         if fault.kind is Kind.ERROR_EVENT:
             body = wire.error_body(500, "planned", self._leak())
+            if self.api in ("responses", "messages"):
+                await writer.write(wire.encode_event(other_wire.error_event(self.api, body), self.behaviour))
+                raise Cut
             await writer.write(wire.encode_event(wire.Event("content", body), self.behaviour))
             await writer.write(wire.encode_event(wire.Event("done", None), self.behaviour))
             raise Cut
         if fault.kind is Kind.FINISH_ERROR:
-            event = next(event for event in wire.stream_events(reply, self.behaviour) if event.kind == "finish")
+            events = list(self._all_events(reply))
+            event = next(event for event in events if event.kind == "finish")
             assert event.data is not None
-            event.data["choices"][0]["finish_reason"] = "error"
+            if self.api in ("responses", "messages"):
+                other_wire.break_finish(event)
+            else:
+                event.data["choices"][0]["finish_reason"] = "error"
             await writer.write(wire.encode_event(event, self.behaviour))
-            await writer.write(wire.encode_event(wire.Event("done", None), self.behaviour))
+            if events[-1].kind == "done":
+                await writer.write(wire.encode_event(events[-1], self.behaviour))
             raise Cut
         await writer.flush()
         await self._break(fault)
@@ -354,13 +381,6 @@ def _points(kind: str, seen: list[str]) -> list[Point]:
     if kind == "done":
         points.append(Point.BEFORE_DONE)
     return points
-
-
-def _limit(body: Mapping[str, Any]) -> int | None:
-    for key in ("max_completion_tokens", "max_tokens"):
-        if body.get(key) is not None:
-            return int(body[key])
-    return None
 
 
 async def _for_ever() -> NoReturn:

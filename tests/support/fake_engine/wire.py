@@ -1,7 +1,7 @@
 """The bytes of an answer: OpenAI bodies and stream events in the shape that vLLM gives them.
 
 Values in, values out, so that the order and content of events can be tested without a server. Chat and completions
-differ only here.
+differ only here; the other APIs are in `other_wire`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pd_wire import names
 from support.fake_engine.answers import Answer
+from support.fake_engine.apis import Api
 from support.fake_engine.behaviour import Behaviour
 
 EventKind = Literal["first", "content", "finish", "usage", "extra", "done"]
@@ -20,17 +21,26 @@ EventKind = Literal["first", "content", "finish", "usage", "extra", "done"]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One stream event. ``data`` is None for ``[DONE]``."""
+    """One stream event. ``data`` is None for ``[DONE]``.
+
+    Attributes:
+        name: of the ``event`` line that some APIs have.
+        holder: the object in ``data`` that takes the handle; None means ``data`` itself.
+        bare: takes none.
+    """
 
     kind: EventKind
     data: dict[str, Any] | None
+    name: str | None = None
+    holder: dict[str, Any] | None = None
+    bare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """Everything that an answer is made of."""
 
-    chat: bool
+    api: Api
     public_id: str
     created: int
     model: str
@@ -38,6 +48,11 @@ class Reply:
     prompt_tokens: int
     cached_tokens: int
     body: Mapping[str, Any]
+
+    @property
+    def chat(self) -> bool:
+        """Whether this is a chat completion."""
+        return self.api == "chat"
 
     def usage(self) -> dict[str, Any]:
         """The usage object; counts are in tokens."""
@@ -91,7 +106,8 @@ def encode_event(event: Event, behaviour: Behaviour) -> bytes:
     comment = b": keep-alive" + b"." * behaviour.comment_bytes
     lead = comment + end + end if behaviour.comments and event.kind == "content" else b""
     text = b"[DONE]" if event.data is None else json.dumps(event.data, ensure_ascii=False).encode()
-    return lead + start + text + end + end
+    name = b"event: " + event.name.encode() + end if event.name is not None else b""
+    return lead + name + start + text + end + end
 
 
 def error_body(status: int, message: str, params: Any = None, *, kind: str | None = None) -> dict[str, Any]:
@@ -113,16 +129,16 @@ def error_body(status: int, message: str, params: Any = None, *, kind: str | Non
 def _pieces(reply: Reply, behaviour: Behaviour, index: int, answer: Answer, running: dict[str, Any]) -> Iterator[Event]:
     size = behaviour.piece_chars
     if answer.reasoning is not None:
-        for piece in _cut(answer.reasoning, size):
+        for piece in cut(answer.reasoning, size):
             yield Event("content", _chunk(reply, [_stream_choice(reply, index, {"reasoning": piece})], running))
     if answer.tool is not None:
         name, arguments = answer.tool
         head = {"index": 0, "id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": ""}}
         yield Event("content", _chunk(reply, [_stream_choice(reply, index, {"tool_calls": [head]})], running))
-        for piece in _cut(arguments, size):
+        for piece in cut(arguments, size):
             delta = {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]}
             yield Event("content", _chunk(reply, [_stream_choice(reply, index, delta)], running))
-    for piece in _cut(answer.content, size):
+    for piece in cut(answer.content, size):
         yield Event("content", _chunk(reply, [_stream_choice(reply, index, {"content": piece})], running))
     last = _stream_choice(reply, index, {"content": ""})
     last["finish_reason"] = finish_reason(answer)
@@ -189,5 +205,6 @@ def _text_logprobs(text: str) -> dict[str, Any]:
     return {"text_offset": [0], "token_logprobs": [-0.25], "tokens": [text], "top_logprobs": [{text: -0.25}]}
 
 
-def _cut(text: str, size: int) -> list[str]:
+def cut(text: str, size: int) -> list[str]:
+    """``text`` in pieces of ``size`` characters."""
     return [text[start : start + size] for start in range(0, len(text), size)]
