@@ -30,16 +30,19 @@ $(STAMP): requirements/engine-cpu.txt pyproject.toml
 demo: $(STAMP) ## a real Kubernetes, the operator, a real pair: reuse ON and OFF; table and two plots
 	$(BIN)/pdctl cluster demo
 
-test: $(STAMP) lint cluster-binaries ## every test, fast layers first, real engines last
+test: $(STAMP) lint cluster-binaries store-server ## every test, fast layers first, real engines last
 	$(FAST)
 	$(BIN)/python -m pytest tests/cluster
 	$(BIN)/python -m pytest tests/engine
 
-test-fast: $(STAMP) cluster-binaries ## unit, contract and component tests only
+test-fast: $(STAMP) cluster-binaries store-server ## unit, contract and component tests only
 	$(FAST)
 
 cluster-binaries: $(STAMP) ## build Kubernetes, etcd and helm from Go modules into the cache (once)
 	$(BIN)/pdctl cluster build
+
+store-server: $(STAMP) ## unpack a Redis server into the cache, unless one is installed (for tests; starts nothing)
+	PYTHONPATH=tests $(BIN)/python -m support.redis_server
 
 test-cluster: $(STAMP) cluster-binaries ## tests on a real Kubernetes of their own; needs root
 	$(BIN)/python -m pytest tests/cluster
@@ -73,4 +76,4 @@ lock: ## pin requirements/ again from pyproject.toml (hashes, no addresses)
 	  $(COMPILE) --constraint requirements/engine-cpu.txt pyproject.toml --extra $$part $$more -o requirements/image-$$part.txt; \
 	done
 
-.PHONY: help install demo test test-fast cluster-binaries test-cluster lint perf-router crds metrics chart lock
+.PHONY: help install demo test test-fast cluster-binaries store-server test-cluster lint perf-router crds metrics chart lock

@@ -1,0 +1,178 @@
+"""A real Valkey or Redis server for tests and measurements: found or unpacked, started, and made to fail.
+
+`python -m support.redis_server` (part of `make test`) puts the distribution's packages into the cache when no
+server is installed. They are only unpacked: nothing is installed into the system, and no service is started.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import redis
+
+from support.waiting import until
+
+PROGRAMS: Final = ("valkey-server", "redis-server")
+PACKAGES: Final = ("redis-server", "redis-tools", "libjemalloc2", "liblzf1", "libatomic1")
+CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "pd-operator" / "redis-server"
+_START_SECONDS: Final = 30.0
+
+
+class NoServer(RuntimeError):
+    """There is no server program, and what to do."""
+
+
+def find() -> Path:
+    """The server program. Raises NoServer."""
+    for name in PROGRAMS:
+        if found := shutil.which(name):
+            return Path(found)
+        if (unpacked := CACHE / "usr" / "bin" / name).exists():
+            return unpacked
+    raise NoServer(f"none of {', '.join(PROGRAMS)} is there; make store-server unpacks one into {CACHE}")
+
+
+def environment() -> dict[str, str]:
+    """Where an unpacked program finds its libraries."""
+    folders = {str(library.parent) for library in CACHE.glob("**/*.so*")}
+    given = os.environ.get("LD_LIBRARY_PATH")
+    path = os.pathsep.join([*sorted(folders), *([given] if given else [])])
+    return {**os.environ, "LD_LIBRARY_PATH": path} if path else dict(os.environ)
+
+
+def unpack() -> Path:
+    """Make sure that there is a server program. Raises NoServer with what apt said."""
+    try:
+        return find()
+    except NoServer:
+        pass
+    CACHE.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE.parent) as folder:
+        try:
+            _apt("apt-get", "download", *PACKAGES, folder=folder)
+        except NoServer:
+            _apt("apt-get", "update", folder=folder)  # a new machine has no lists yet
+            _apt("apt-get", "download", *PACKAGES, folder=folder)
+        unpacked = Path(folder) / "unpacked"
+        for package in Path(folder).glob("*.deb"):
+            _apt("dpkg", "-x", str(package), str(unpacked), folder=folder)
+        shutil.rmtree(CACHE, ignore_errors=True)
+        unpacked.rename(CACHE)
+    return find()
+
+
+def _apt(*words: str, folder: str) -> None:
+    try:
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise NoServer(f"{words[0]} is not there; install valkey-server or redis-server (7.0 or newer)") from error
+    if done.returncode:
+        raise NoServer(f"{' '.join(words[:2])} failed: {done.stderr.strip()}")
+
+
+class RedisServer:
+    """One server on loopback, without a file unless `keep` says so. Its data lie in a folder of its own."""
+
+    def __init__(self, *options: str, port: int | None = None, tls: Sequence[str] = (), keep: bool = False) -> None:
+        """``options`` as on the command line (`--maxmemory 1mb`); ``tls`` instead of plain connections."""
+        self._folder = tempfile.TemporaryDirectory(prefix="pd-redis-")
+        self._options = list(options)
+        self._tls = list(tls)
+        self._keep = keep
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = port or _free_port()
+
+    @property
+    def url(self) -> str:
+        """For `--valkey-url`."""
+        return f"{'valkeys' if self._tls else 'valkey'}://127.0.0.1:{self.port}"
+
+    @property
+    def socket_path(self) -> str:
+        """A Unix socket that answers without TLS."""
+        return f"{self._folder.name}/socket"
+
+    async def start(self) -> None:
+        """Start, and wait until it answers, whatever it answers."""
+        saving = ["--appendonly", "yes", "--appendfsync", "everysec"] if self._keep else []
+        ports = ["--port", "0", "--tls-port", str(self.port), *self._tls] if self._tls else ["--port", str(self.port)]
+        words = [
+            *(str(find()), "--bind", "127.0.0.1", *ports, "--unixsocket", self.socket_path, "--dir", self._folder.name),
+            *("--save", "", *saving, "--daemonize", "no", "--logfile", "log", *self._options),
+        ]
+        self._spawn(words)
+        await until(self._answers, _START_SECONDS)
+
+    def _spawn(self, words: list[str]) -> None:
+        self._process = subprocess.Popen(words, env=environment(), start_new_session=True)
+
+    async def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log
+        try:
+            with self.client() as client:
+                client.ping()
+        except redis.AuthenticationError:
+            return True
+        except (redis.ConnectionError, redis.BusyLoadingError):
+            return False
+        return True
+
+    @property
+    def log(self) -> str:
+        """What the server logged."""
+        path = Path(self._folder.name, "log")
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs."""
+        assert self._process is not None
+        return self._process.pid
+
+    def client(self, password: str | None = None) -> redis.Redis:
+        """A client of the test's own, past everything that the router does."""
+        return redis.Redis(unix_socket_path=self.socket_path_path, socket_timeout=5, password=password)
+
+    def kill(self) -> None:
+        """End it without a warning."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def freeze(self) -> None:
+        """Let it hang: connections stand, and nothing answers."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        """End it and forget its data."""
+        self.kill()
+        self._folder.cleanup()
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+if __name__ == "__main__":
+    try:
+        print(unpack())
+    except NoServer as problem:
+        sys.exit(f"redis_server: {problem}")
