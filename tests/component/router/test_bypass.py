@@ -13,6 +13,7 @@ import pytest
 from support.chat import TEXT, Talk, Turn
 from support.deployment import Deployment, Spec
 from support.fake_engine import Behaviour, Fault, Gate, Kind
+from support.waiting import until
 
 FLAGS = (("--bypass-tokens", "60"), ("--bypass-share", "0.5"), ("--bypass-decode-turns", "1"))
 ON = Spec(flags=FLAGS)
@@ -94,8 +95,11 @@ async def test_not_while_decode_is_busy(deploy: Any) -> None:
     deployment.decode.next(Behaviour(gate=gate), times=2)
     busy = [asyncio.create_task(Talk(deployment, stream=True).say()) for _ in range(2)]
     await gate.reached.wait()
-    while len([record for record in deployment.decode.generates if record.fate == "running"]) < 2:
-        await asyncio.sleep(0.005)
+
+    async def both_run() -> bool:
+        return sum(record.fate == "running" for record in deployment.decode.generates) == 2
+
+    await until(both_run)
     turn = await talk.say("Go on.")
     assert not alone(turn)
     assert (await told(deployment))["two_legs"] == "decode has 2 turns"

@@ -81,6 +81,57 @@ async def test_before_a_legs_first_byte(deploy: Any, leg: str, attached: bool, s
     assert (await talk.say("Still there?")).attached == []
 
 
+async def test_prefill_is_stopped_at_once_when_it_holds_nothing(deploy: Any) -> None:
+    deployment = await deploy()
+    deployment.prefill.next(Behaviour(hold=asyncio.Event()))
+    talk = Talk(deployment)
+    async with RawConnection(deployment.router.port) as raw:
+        await raw.send(post(CHAT, talk.body(TEXT), *lines(talk)))
+        await arrived(deployment.prefill, 1)
+        await leaves(deployment, raw)
+    # Nobody lets it go on: only an abort ends it.
+    await deployment.prefill.idle()
+    await no_turn_runs(deployment)
+    assert [record.fate for record in deployment.prefill.generates] == ["aborted"]
+    assert deployment.decode.generates == []
+    told = (await deployment.explain())[-1]
+    assert (told["status"], told["client_left"]) == (499, "prefill")
+
+
+async def test_prefill_that_may_be_reading_is_let_finish(deploy: Any) -> None:
+    # Blocks that are given up during a read are lost for a lease, or end the process on some engines (EL-03, EL-13).
+    deployment = await deploy()
+    talk = Talk(deployment)
+    await talk.say()
+    deployment.prefill.connector.pull_delay = 0.4
+    async with RawConnection(deployment.router.port) as raw:
+        await raw.send(post(CHAT, talk.body("Go on."), *lines(talk)))
+        await arrived(deployment.prefill, 2)
+        await leaves(deployment, raw)
+    await no_turn_runs(deployment)
+    await all_ended(deployment)
+    assert deployment.prefill.generates[-1].fate == "ended"
+    assert deployment.prefill.connector.counters["aborted_in_pull"] == 0
+    # Decode has read prefill's blocks, so that they do not wait for the end of their lease.
+    assert deployment.decode.generates[-1].pulled_tokens
+    assert deployment.prefill.connector.retained() == {}
+    assert (await deployment.explain())[-1]["status"] == 499
+
+
+async def test_clients_that_leave_are_no_failures_of_an_engine(deploy: Any) -> None:
+    deployment = await deploy()
+    for _ in range(5):
+        talk = Talk(deployment)
+        deployment.prefill.next(Behaviour(hold=asyncio.Event()))
+        before = len(deployment.prefill.generates)
+        async with RawConnection(deployment.router.port) as raw:
+            await raw.send(post(CHAT, talk.body(TEXT), *lines(talk)))
+            await arrived(deployment.prefill, before + 1)
+            await leaves(deployment, raw)
+        await no_turn_runs(deployment)
+    await Talk(deployment).say()
+
+
 @pytest.mark.parametrize("place", ["finish", "first"])
 @pytest.mark.parametrize("event", range(6))
 @pytest.mark.parametrize("attached", [False, True])
