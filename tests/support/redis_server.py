@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Final
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from support.waiting import until
 
@@ -141,7 +143,8 @@ class RedisServer:
 
     def client(self, password: str | None = None) -> redis.Redis:
         """A client of the test's own, past everything that the router does."""
-        return redis.Redis(unix_socket_path=self.socket_path_path, socket_timeout=5, password=password)
+        once = Retry(NoBackoff(), 0)
+        return redis.Redis(unix_socket_path=self.socket_path, socket_timeout=5, password=password, retry=once)
 
     def kill(self) -> None:
         """End it without a warning."""

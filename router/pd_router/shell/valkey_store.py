@@ -15,6 +15,7 @@ goes on without a handle, and never with one that may be spent or too old (HL-28
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import time
 from collections import Counter
@@ -158,8 +159,8 @@ class ValkeyStore:
             )
         if not place:
             return Opened(turn, None, ticket)
-        # The earliest moments that fit: the ages were counted after the question left.
-        entry = self._read(value, turn, began - age / 1000, began - sent_age / 1000)
+        # The earliest moments that fit: the ages were counted after the question left, in ms that were cut off.
+        entry = self._read(value, turn, began - (age + 1) / 1000, began - (sent_age + 1) / 1000)
         return Opened(turn, None if entry is None else Found(entry, keys[place - 1]), ticket)
 
     def _read(self, value: bytes, turn: int, arrived: float, sent: float) -> Entry | None:
@@ -184,8 +185,8 @@ class ValkeyStore:
         return entry
 
     async def _put(self, entry: Entry, ticket: Ticket, keys: Sequence[bytes]) -> PutResult:
-        arrived_ms = ticket.server_ms + int((entry.arrived - ticket.at) * 1000)
-        sent_ms = ticket.server_ms + int((entry.sent - ticket.at) * 1000)
+        arrived_ms = ticket.server_ms + math.floor((entry.arrived - ticket.at) * 1000)
+        sent_ms = ticket.server_ms + math.floor((entry.sent - ticket.at) * 1000)
         names = [key_name(key) for key in keys]
         value = write_entry(entry, names, ticket.era, arrived_ms, sent_ms, self._writer)
         try:

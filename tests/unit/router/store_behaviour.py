@@ -1,23 +1,47 @@
-"""What every handle store does: a suite over the port. A subclass says how to make one."""
+"""What every handle store does: a suite over the port. A subclass says how to make one, and how time passes."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-from pd_router.core.store import Entry, Fate, PutResult
-from pd_router.core.store_memory import MemoryStore
+from pd_router.core.store import Entry, Fate, HandleStore, Opened, PutResult, Stats, Ticket
 
 ID_A, ID_B = b"0" + b"a" * 16, b"0" + b"b" * 16
 HISTORY_1, HISTORY_2 = b"h" + b"1" * 16, b"h" + b"2" * 16
 TTL = 450.0
 ENGINE_TTL = 480.0
+HOLDER = "d1"
+PROCESS = "uid/start"
 
 
 def handle(host: str = "10.0.0.1", tokens: int = 1000, **more: Any) -> dict[str, Any]:
-    return {"remote_host": host, "remote_num_tokens": tokens, "remote_block_ids": [[1, 2]], **more}
+    """A handle as D makes it, as small as it may be."""
+    return {
+        "do_remote_prefill": False,
+        "do_remote_decode": True,
+        "remote_block_ids": [[1, 2]],
+        "remote_engine_id": "engine-1",
+        "remote_request_id": "request-1",
+        "remote_host": host,
+        "remote_port": 5600,
+        "tp_size": 1,
+        "remote_num_tokens": tokens,
+        "remote_blocks_expiry_time": 1e6,
+        **more,
+    }
 
 
-def entry(turn: int, arrived: float = 0.0, holder: str = "d1", incarnation: str = "1", **more: Any) -> Entry:
+def entry(
+    turn: int,
+    arrived: float = 0.0,
+    holder: str = HOLDER,
+    incarnation: str = "1",
+    ticket: Ticket | None = None,
+    identity: str = PROCESS,
+    **more: Any,
+) -> Entry:
+    """An entry for such a handle."""
     return Entry.of(
         handle(**more),
         holder=holder,
@@ -26,196 +50,243 @@ def entry(turn: int, arrived: float = 0.0, holder: str = "d1", incarnation: str 
         arrived=arrived,
         turn=turn,
         inexact=None,
+        sent=arrived,
+        identity=identity,
+        ticket=ticket,
     )
 
 
-class StoreBehaviour:
-    """Times are seconds on one clock that starts at 0."""
+class Bench(Protocol):
+    """A store with its clock."""
 
-    def make(self, cap_bytes: int = 1 << 20, cap_entries: int = 1000) -> MemoryStore:
+    @property
+    def store(self) -> HandleStore:
+        """The store."""
+
+    @property
+    def now(self) -> float:
+        """Its clock."""
+
+    async def wait(self, seconds: float) -> None:
+        """Let time pass, for the store and all that it depends on."""
+
+    def ticket(self, opened: Opened) -> Ticket | None:
+        """The turn's ticket as it has become by now."""
+
+
+class Benched:
+    """The verbs as a turn uses them, with and without waiting."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+
+    async def open(self, *keys: bytes) -> Opened:
+        opened = self.bench.store.open(keys, self.bench.now)
+        return opened if isinstance(opened, Opened) else await opened
+
+    async def found(self, *keys: bytes) -> str | None:
+        """The host in the handle that a turn with these keys takes."""
+        found = (await self.open(*keys)).found
+        return None if found is None else found.entry.remote_host
+
+    async def put(self, opened: Opened, keys: Sequence[bytes], **more: Any) -> PutResult:
+        arrived = more.pop("arrived", self.bench.now)
+        kept = entry(opened.turn, arrived=arrived, ticket=self.bench.ticket(opened), **more)
+        return await self.put_entry(kept, keys)
+
+    async def put_entry(self, kept: Entry, keys: Sequence[bytes]) -> PutResult:
+        result = self.bench.store.put(kept, keys, self.bench.now)
+        return result if isinstance(result, PutResult) else await result
+
+    async def leave(self, *keys: bytes, **more: Any) -> PutResult:
+        """A turn that finds nothing and leaves a handle."""
+        return await self.put(await self.open(), keys, **more)
+
+    async def forget(self, *keys: bytes) -> None:
+        forgotten = self.bench.store.forget(keys)
+        if forgotten is not None:
+            await forgotten
+
+    @property
+    def stats(self) -> Stats:
+        return self.bench.store.stats(self.bench.now)
+
+
+class StoreBehaviour:
+    """Times are seconds on the bench's clock."""
+
+    precision = 0.001
+    """How near to a limit the clock can be brought."""
+
+    async def make(self) -> Bench:
         raise NotImplementedError
 
+    async def begin(self) -> Benched:
+        return Benched(await self.make())
+
     # -- take ------------------------------------------------------------------------------------
-    def test_a_handle_is_taken_once_by_any_of_its_keys(self) -> None:
+    async def test_a_handle_is_taken_once_by_any_of_its_keys(self) -> None:
         for wanted in (ID_A, HISTORY_1):
-            store = self.make()
-            turn = store.begin([ID_A], 0.0)
-            kept = entry(turn, tokens=77, x={"y": [1, None]})
-            assert store.put(kept, [HISTORY_1, ID_A], 0.0) is PutResult.STORED
-            found = store.take([HISTORY_2, wanted], 1.0)
+            store = await self.begin()
+            more = {"tokens": 77, "x": {"y": [1, None]}}
+            assert await store.put(await store.open(ID_A), [HISTORY_1, ID_A], **more) is PutResult.STORED
+            found = (await store.open(HISTORY_2, wanted)).found
             assert found is not None
             assert found.key == wanted
-            assert found.entry.parsed() == handle(tokens=77, x={"y": [1, None]})
-            assert store.take([HISTORY_1, ID_A], 1.0) is None
+            assert found.entry.parsed() == handle(**more)
+            assert await store.found(HISTORY_1, ID_A) is None
 
-    def test_keys_are_tried_in_order(self) -> None:
-        store = self.make()
-        store.put(entry(1, host="by id"), [ID_A], 0.0)
-        store.put(entry(2, host="by history"), [HISTORY_1], 0.0)
-        found = store.take([HISTORY_1, ID_A], 1.0)
+    async def test_what_is_found_is_what_was_left(self) -> None:
+        store = await self.begin()
+        opened = await store.open(ID_A)
+        left = entry(opened.turn, arrived=store.bench.now, ticket=opened.ticket, pd_proof={"v": 1})
+        left.inexact = "reasoning"
+        left.sent -= 5.0
+        assert await store.put_entry(left, [ID_A]) is PutResult.STORED
+        await store.bench.wait(10.0)
+        found = (await store.open(ID_A)).found
         assert found is not None
-        assert found.entry.remote_host == "by history"
-        other = store.take([HISTORY_1, ID_A], 1.0)
-        assert other is not None
-        assert other.entry.remote_host == "by id"
+        for name in ("raw", "holder", "incarnation", "generation", "proven", "inexact", "remote_tokens", "groups"):
+            assert getattr(found.entry, name) == getattr(left, name), name
+        # The younger it looks, the longer it would be used: it may look older only, and not by much.
+        for name in ("arrived", "sent"):
+            assert 0 <= getattr(left, name) - getattr(found.entry, name) <= 2 * self.precision, name
 
-    def test_nothing_is_nothing(self) -> None:
-        store = self.make()
-        assert store.take([ID_A], 0.0) is None
-        assert store.take([], 0.0) is None
-        store.forget([ID_A])
-        assert store.stats(0.0).entries == 0
+    async def test_keys_are_tried_in_order(self) -> None:
+        store = await self.begin()
+        await store.leave(ID_A, host="by.id")
+        await store.leave(HISTORY_1, host="by.history")
+        assert await store.found(HISTORY_1, ID_A) == "by.history"
+        assert await store.found(HISTORY_1, ID_A) == "by.id"
+
+    async def test_nothing_is_nothing(self) -> None:
+        store = await self.begin()
+        assert await store.found(ID_A) is None
+        assert await store.found() is None
+        await store.forget(ID_A)
+        await store.forget()
+        assert store.stats.stored == 0
 
     # -- time ------------------------------------------------------------------------------------
-    def test_a_handle_lives_for_the_routers_ttl(self) -> None:
-        for age, alive in ((0.0, True), (TTL - 0.001, True), (TTL, False), (TTL + 0.001, False), (1e9, False)):
-            store = self.make()
-            store.put(entry(1, arrived=100.0), [ID_A], 100.0)
-            assert (store.take([ID_A], 100.0 + age) is not None) is alive, age
+    async def test_a_handle_lives_for_the_routers_ttl(self) -> None:
+        near = self.precision
+        for age, alive in ((0.0, True), (TTL - near, True), (TTL, False), (TTL + near, False), (1e6, False)):
+            store = await self.begin()
+            await store.leave(ID_A)
+            await store.bench.wait(age)
+            assert (await store.found(ID_A) is not None) is alive, age
 
-    def test_expiry_frees_memory_without_a_look_up(self) -> None:
-        store = self.make()
-        for number in range(10):
-            store.put(entry(number, arrived=float(number)), [b"h%016d" % number], float(number))
-        assert store.expire(TTL + 4.0) == 5
-        assert store.stats(TTL + 4.0).entries == 5
-        assert store.expire(2 * TTL) == 5
-        assert store.stats(2 * TTL).bytes == 0
-        assert store.stats(2 * TTL).fates[Fate.EXPIRED] == 10
+    async def test_age_counts_from_the_arrival_and_not_from_the_put(self) -> None:
+        for more, alive in ((10.0 - self.precision, True), (10.0, False)):
+            store = await self.begin()
+            opened = await store.open(ID_A)
+            arrived = store.bench.now
+            await store.bench.wait(TTL - 10.0)
+            await store.put(opened, [ID_A], arrived=arrived)
+            await store.bench.wait(more)
+            assert (await store.found(ID_A) is not None) is alive, more
 
     # -- turns -----------------------------------------------------------------------------------
-    def test_turn_numbers_rise(self) -> None:
-        store = self.make()
-        numbers = [store.begin(keys, 0.0) for keys in ([ID_A], [ID_B], [ID_A], [], [HISTORY_1])]
+    async def test_turn_numbers_rise(self) -> None:
+        store = await self.begin()
+        numbers = [(await store.open(*keys)).turn for keys in ([ID_A], [ID_B], [ID_A], [], [HISTORY_1])]
         assert numbers == sorted(set(numbers))
 
-    def test_a_late_finish_never_replaces_a_newer_turn(self) -> None:
-        store = self.make()
-        old, new = store.begin([ID_A], 0.0), store.begin([ID_A], 1.0)
-        assert store.put(entry(new, host="new"), [ID_A], 2.0) is PutResult.STORED
-        assert store.put(entry(old, host="old"), [ID_A], 3.0) is PutResult.LATE
-        found = store.take([ID_A], 4.0)
-        assert found is not None
-        assert found.entry.remote_host == "new"
+    async def test_a_late_finish_never_replaces_a_newer_turn(self) -> None:
+        store = await self.begin()
+        old, new = await store.open(ID_A), await store.open(ID_A)
+        assert await store.put(new, [ID_A], host="new") is PutResult.STORED
+        assert await store.put(old, [ID_A], host="old") is PutResult.LATE
+        assert await store.found(ID_A) == "new"
 
-    def test_nor_one_that_has_begun_or_was_taken_or_left_nothing(self) -> None:
-        store = self.make()
-        old, new = store.begin([ID_A], 0.0), store.begin([ID_A], 1.0)
-        assert store.put(entry(old), [ID_A], 2.0) is PutResult.LATE
-        store.put(entry(new), [ID_A], 3.0)
-        newest = store.begin([ID_A], 4.0)
-        assert store.take([ID_A], 4.0) is not None
-        assert store.put(entry(new), [ID_A], 5.0) is PutResult.LATE
-        store.forget([ID_A])
-        assert store.put(entry(old), [ID_A], 6.0) is PutResult.LATE
-        assert store.put(entry(newest), [ID_A], 7.0) is PutResult.STORED
+    async def test_nor_one_that_has_begun_or_was_taken_or_left_nothing(self) -> None:
+        store = await self.begin()
+        old, new = await store.open(ID_A), await store.open(ID_A)
+        assert await store.put(old, [ID_A]) is PutResult.LATE
+        await store.put(new, [ID_A])
+        newest = await store.open(ID_A)
+        assert newest.found is not None
+        assert await store.put(new, [ID_A]) is PutResult.LATE
+        await store.forget(ID_A)
+        assert await store.put(old, [ID_A]) is PutResult.LATE
+        assert await store.put(newest, [ID_A]) is PutResult.STORED
 
-    def test_a_late_finish_may_still_be_found_by_its_history(self) -> None:
-        store = self.make()
-        old, new = store.begin([ID_A], 0.0), store.begin([ID_A], 1.0)
-        assert store.put(entry(old, host="old"), [HISTORY_1, ID_A], 2.0) is PutResult.PARTLY_LATE
-        assert store.put(entry(new, host="new"), [HISTORY_2, ID_A], 3.0) is PutResult.STORED
-        by_id = store.take([ID_A], 4.0)
-        by_history = store.take([HISTORY_1], 4.0)
-        assert by_id is not None
-        assert by_history is not None
-        assert (by_id.entry.remote_host, by_history.entry.remote_host) == ("new", "old")
+    async def test_a_late_finish_may_still_be_found_by_its_history(self) -> None:
+        store = await self.begin()
+        old, new = await store.open(ID_A), await store.open(ID_A)
+        assert await store.put(old, [HISTORY_1, ID_A], host="old") is PutResult.PARTLY_LATE
+        assert await store.put(new, [HISTORY_2, ID_A], host="new") is PutResult.STORED
+        assert await store.found(ID_A) == "new"
+        assert await store.found(HISTORY_1) == "old"
 
-    def test_a_newer_handle_replaces_an_older_one_under_the_same_keys(self) -> None:
-        store = self.make()
-        store.put(entry(1, host="old"), [HISTORY_1, ID_A], 0.0)
-        store.put(entry(2, host="new"), [HISTORY_1, ID_A], 1.0)
-        stats = store.stats(1.0)
-        assert (stats.entries, stats.fates[Fate.OVERWRITTEN], stats.stored) == (1, 1, 2)
-        found = store.take([ID_A], 2.0)
-        assert found is not None
-        assert found.entry.remote_host == "new"
-        assert store.take([HISTORY_1], 2.0) is None
+    async def test_a_newer_handle_replaces_an_older_one_under_the_same_keys(self) -> None:
+        store = await self.begin()
+        old, new = await store.open(), await store.open()
+        await store.put(old, [HISTORY_1, ID_A], host="old")
+        await store.put(new, [HISTORY_1, ID_A], host="new")
+        assert (store.stats.fates[Fate.OVERWRITTEN], store.stats.stored) == (1, 2)
+        assert await store.found(ID_A) == "new"
+        assert await store.found(HISTORY_1) is None
+
+    async def test_an_older_handle_stays_as_long_as_a_key_of_its_own_leads_there(self) -> None:
+        store = await self.begin()
+        old, new = await store.open(), await store.open()
+        await store.put(old, [HISTORY_1, ID_A], host="old")
+        await store.put(new, [HISTORY_2, ID_A], host="new")
+        assert store.stats.fates.get(Fate.OVERWRITTEN, 0) == 0
+        assert await store.found(HISTORY_1) == "old"
+        assert await store.found(ID_A) == "new"
 
     # -- leaving ---------------------------------------------------------------------------------
-    def test_forget_drops_what_the_keys_lead_to(self) -> None:
-        store = self.make()
-        store.put(entry(1), [HISTORY_1, ID_A], 0.0)
-        store.put(entry(2), [ID_B], 0.0)
-        store.forget([ID_A, HISTORY_2])
-        assert store.take([HISTORY_1, ID_A], 1.0) is None
-        assert store.stats(1.0).entries == 1
-        assert store.stats(1.0).fates[Fate.FORGOTTEN] == 1
+    async def test_forget_drops_what_the_keys_lead_to(self) -> None:
+        store = await self.begin()
+        await store.leave(HISTORY_1, ID_A)
+        await store.leave(ID_B)
+        await store.forget(ID_A, HISTORY_2)
+        assert await store.found(HISTORY_1, ID_A) is None
+        assert store.stats.fates[Fate.FORGOTTEN] == 1
+        assert await store.found(ID_B) is not None
 
-    def test_a_restarted_holder_leaves_nothing_behind(self) -> None:
-        store = self.make()
-        store.put(entry(1, holder="d1"), [HISTORY_1], 0.0)
-        store.put(entry(2, holder="d2"), [HISTORY_2], 0.0)
-        store.put(entry(3, holder="d1", incarnation="2"), [ID_A], 0.0)
-        assert store.purge_holder("d1", 1.0) == 2
-        assert store.take([HISTORY_1], 1.0) is None
-        assert store.take([ID_A], 1.0) is None
-        assert store.take([HISTORY_2], 1.0) is not None
-        assert store.purge_holder("nobody", 1.0) == 0
+    async def test_without_a_key_nothing_is_kept(self) -> None:
+        store = await self.begin()
+        assert await store.leave() is PutResult.NO_KEY
+        assert store.stats.stored == 0
 
-    def test_without_a_key_nothing_is_kept(self) -> None:
-        store = self.make()
-        assert store.put(entry(1), [], 0.0) is PutResult.NO_KEY
-        assert store.stats(0.0).entries == 0
-
-    # -- bounds ----------------------------------------------------------------------------------
-    def test_the_oldest_go_when_there_are_too_many(self) -> None:
-        store = self.make(cap_entries=3)
-        for number in range(5):
-            store.put(entry(number), [b"h%016d" % number], float(number))
-        stats = store.stats(5.0)
-        assert (stats.entries, stats.fates[Fate.EVICTED]) == (3, 2)
-        assert [store.take([b"h%016d" % number], 5.0) is not None for number in range(5)] == [False] * 2 + [True] * 3
-
-    def test_the_oldest_go_when_they_are_too_big(self) -> None:
-        store = self.make(cap_bytes=40_000)
-        for number in range(40):
-            store.put(entry(number, blob="x" * 4_000), [b"h%016d" % number], float(number))
-            assert store.stats(0.0).bytes <= 40_000
-        assert 2 <= store.stats(0.0).entries < 10
-        assert store.take([b"h%016d" % 39], 40.0) is not None
-
-    def test_what_can_never_fit_is_refused_and_evicts_nobody(self) -> None:
-        store = self.make(cap_bytes=20_000)
-        store.put(entry(1), [ID_A], 0.0)
-        assert store.put(entry(2, blob="x" * 30_000), [ID_B], 0.0) is PutResult.TOO_LARGE
-        assert store.stats(0.0).fates[Fate.TOO_LARGE] == 1
-        assert store.take([ID_A], 1.0) is not None
-
-    def test_a_full_store_still_replaces_its_own(self) -> None:
-        store = self.make(cap_entries=1)
-        store.put(entry(1), [ID_A], 0.0)
-        assert store.put(entry(2, host="new"), [ID_A], 0.0) is PutResult.STORED
-        found = store.take([ID_A], 1.0)
-        assert found is not None
-        assert found.entry.remote_host == "new"
+    async def test_what_can_never_fit_is_refused_and_evicts_nobody(self) -> None:
+        store = await self.begin()
+        await store.leave(ID_A)
+        assert await store.leave(ID_B, blob="x" * (1 << 20)) is PutResult.TOO_LARGE
+        assert store.stats.fates[Fate.TOO_LARGE] == 1
+        assert await store.found(ID_A) is not None
 
     # -- what engines still hold -----------------------------------------------------------------
-    def test_pinned_tokens_outlive_the_entry_until_sent_or_timed_out(self) -> None:
-        store = self.make(cap_entries=1)
-        first, second = entry(1, tokens=100), entry(2, tokens=50, holder="d2")
-        store.put(first, [HISTORY_1], 0.0)
-        store.put(second, [HISTORY_2], 0.0)
-        stats = store.stats(1.0)
-        assert stats.entries == 1
+    async def test_pinned_tokens_outlive_the_take_until_sent_or_timed_out(self) -> None:
+        store = await self.begin()
+        await store.leave(HISTORY_1, tokens=100)
+        await store.leave(HISTORY_2, tokens=50, holder="d2")
+        stats = store.stats
         assert (stats.pinned_tokens, stats.pinned_handles) == ({"d1": 100, "d2": 50}, {"d1": 1, "d2": 1})
-        found = store.take([HISTORY_2], 1.0)
+        found = (await store.open(HISTORY_2)).found
         assert found is not None
-        assert store.stats(1.0).pinned_tokens["d2"] == 50
-        store.spent(found.entry)
-        assert store.stats(1.0).pinned_tokens == {"d1": 100, "d2": 0}
-        assert store.stats(ENGINE_TTL - 1.0).pinned_tokens["d1"] == 100
-        assert store.stats(ENGINE_TTL * 1.2).pinned_tokens["d1"] == 0
+        assert store.stats.pinned_tokens["d2"] == 50
+        store.bench.store.spent(found.entry)
+        assert store.stats.pinned_tokens == {"d1": 100, "d2": 0}
+        await store.bench.wait(ENGINE_TTL - 1.0)
+        assert store.stats.pinned_tokens["d1"] == 100
+        await store.bench.wait(ENGINE_TTL * 0.2)
+        assert store.stats.pinned_tokens["d1"] == 0
 
-    def test_pinned_tokens_of_all_times_within_the_ttl_add_up(self) -> None:
-        store = self.make()
+    async def test_pinned_tokens_of_all_times_within_the_ttl_add_up(self) -> None:
+        store = await self.begin()
         for number in range(10):
-            store.put(entry(number, arrived=number * 40.0, tokens=10), [b"h%016d" % number], number * 40.0)
-        assert store.stats(400.0).pinned_tokens == {"d1": 100}
-        assert 0 < store.stats(ENGINE_TTL + 200.0).pinned_tokens["d1"] < 100
+            await store.leave(b"h%016d" % number, tokens=10)
+            await store.bench.wait(40.0)
+        assert store.stats.pinned_tokens == {"d1": 100}
+        await store.bench.wait(280.0)
+        assert 0 < store.stats.pinned_tokens["d1"] < 100
 
-    def test_a_dead_engine_pins_nothing(self) -> None:
-        store = self.make()
-        store.put(entry(1), [ID_A], 0.0)
-        store.purge_holder("d1", 1.0)
-        assert store.stats(1.0).pinned_tokens.get("d1", 0) == 0
+    async def test_a_dead_engine_pins_nothing(self) -> None:
+        store = await self.begin()
+        await store.leave(ID_A)
+        store.bench.store.purge_holder("d1", store.bench.now)
+        assert store.stats.pinned_tokens.get("d1", 0) == 0

@@ -10,19 +10,112 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pd_router.core.cutting import strip_json
-from pd_router.core.store import ENTRY_OVERHEAD, Entry, Fate
+from pd_router.core.store import ENTRY_OVERHEAD, Entry, Fate, Opened, PutResult, Ticket
 from pd_router.core.store_memory import MemoryStore
-from unit.router.store_behaviour import ENGINE_TTL, TTL, StoreBehaviour, entry, handle
+from unit.router.store_behaviour import (
+    ENGINE_TTL,
+    HISTORY_1,
+    HISTORY_2,
+    ID_A,
+    ID_B,
+    TTL,
+    StoreBehaviour,
+    entry,
+    handle,
+)
+
+
+class MemoryBench:
+    """A store in memory and a clock moved by hand."""
+
+    def __init__(self) -> None:
+        self.store = make(cap_bytes=1 << 20)
+        self.now = 0.0
+
+    async def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    def ticket(self, opened: Opened) -> Ticket | None:
+        return opened.ticket
 
 
 class TestMemoryStore(StoreBehaviour):
-    def make(self, cap_bytes: int = 1 << 20, cap_entries: int = 1000) -> MemoryStore:
-        return MemoryStore(cap_bytes, cap_entries, TTL, ENGINE_TTL)
+    async def make(self) -> MemoryBench:
+        return MemoryBench()
 
 
-def test_a_port_without_a_factory_says_so() -> None:
+def make(cap_bytes: int = 1 << 20, cap_entries: int = 1000) -> MemoryStore:
+    return MemoryStore(cap_bytes, cap_entries, TTL, ENGINE_TTL)
+
+
+async def test_a_suite_without_a_factory_says_so() -> None:
     with pytest.raises(NotImplementedError):
-        StoreBehaviour().make()
+        await StoreBehaviour().make()
+
+
+def test_expiry_frees_memory_without_a_look_up() -> None:
+    store = make()
+    for number in range(10):
+        store.put(entry(number, arrived=float(number)), [b"h%016d" % number], float(number))
+    assert store.expire(TTL + 4.0) == 5
+    assert store.stats(TTL + 4.0).entries == 5
+    assert store.expire(2 * TTL) == 5
+    assert store.stats(2 * TTL).bytes == 0
+    assert store.stats(2 * TTL).fates[Fate.EXPIRED] == 10
+
+
+def test_a_restarted_holder_leaves_nothing_behind() -> None:
+    store = make()
+    store.put(entry(1, holder="d1"), [HISTORY_1], 0.0)
+    store.put(entry(2, holder="d2"), [HISTORY_2], 0.0)
+    store.put(entry(3, holder="d1", incarnation="2"), [ID_A], 0.0)
+    assert store.purge_holder("d1", 1.0) == 2
+    assert store.take([HISTORY_1], 1.0) is None
+    assert store.take([ID_A], 1.0) is None
+    assert store.take([HISTORY_2], 1.0) is not None
+    assert store.purge_holder("nobody", 1.0) == 0
+
+
+def test_the_oldest_go_when_there_are_too_many() -> None:
+    store = make(cap_entries=3)
+    for number in range(5):
+        store.put(entry(number), [b"h%016d" % number], float(number))
+    stats = store.stats(5.0)
+    assert (stats.entries, stats.fates[Fate.EVICTED]) == (3, 2)
+    assert [store.take([b"h%016d" % number], 5.0) is not None for number in range(5)] == [False] * 2 + [True] * 3
+
+
+def test_the_oldest_go_when_they_are_too_big() -> None:
+    store = make(cap_bytes=40_000)
+    for number in range(40):
+        store.put(entry(number, blob="x" * 4_000), [b"h%016d" % number], float(number))
+        assert (store.stats(0.0).bytes or 0) <= 40_000
+    assert 2 <= (store.stats(0.0).entries or 0) < 10
+    assert store.take([b"h%016d" % 39], 40.0) is not None
+
+
+def test_what_is_too_big_for_the_cap_evicts_nobody() -> None:
+    store = make(cap_bytes=20_000)
+    store.put(entry(1), [ID_A], 0.0)
+    assert store.put(entry(2, blob="x" * 30_000), [ID_B], 0.0) is PutResult.TOO_LARGE
+    assert store.take([ID_A], 1.0) is not None
+
+
+def test_a_full_store_still_replaces_its_own() -> None:
+    store = make(cap_entries=1)
+    store.put(entry(1), [ID_A], 0.0)
+    assert store.put(entry(2, host="new"), [ID_A], 0.0) is PutResult.STORED
+    found = store.take([ID_A], 1.0)
+    assert found is not None
+    assert found.entry.remote_host == "new"
+
+
+def test_what_was_evicted_is_still_pinned() -> None:
+    store = make(cap_entries=1)
+    store.put(entry(1, tokens=100), [HISTORY_1], 0.0)
+    store.put(entry(2, tokens=50, holder="d2"), [HISTORY_2], 0.0)
+    assert store.stats(1.0).entries == 1
+    assert store.stats(1.0).pinned_tokens == {"d1": 100, "d2": 50}
 
 
 def test_200_000_one_turn_conversations_reach_a_plateau() -> None:
