@@ -8,9 +8,9 @@ long conversation is kept once. Kept in memory and bounded by bytes; the least r
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import orjson
 
@@ -33,6 +33,16 @@ class _Kept:
     @property
     def size(self) -> int:
         return len(self.raw) + _OVERHEAD
+
+
+class Responses(Protocol):
+    """What a turn asks of one. Where it has to wait, as for that of another process, it gets an awaitable."""
+
+    def put(self, tenant: str, answer_id: str, before: str | None, items: Sequence[Any]) -> bool | Awaitable[bool]:
+        """Keep what a turn added; whether it is kept."""
+
+    def recall(self, tenant: str, answer_id: str) -> list[Any] | Awaitable[list[Any] | None] | None:
+        """All items up to and with a response; None when one of them is not kept."""
 
 
 class ResponseStore:
@@ -58,9 +68,14 @@ class ResponseStore:
             items: the turn's own input and its output.
         """
         try:
-            kept = _Kept(before, encode(list(items)))
+            raw = encode(list(items))
         except ValueError:
             return False
+        return self.put_encoded(tenant, answer_id, before, raw)
+
+    def put_encoded(self, tenant: str, answer_id: str, before: str | None, raw: bytes) -> bool:
+        """The same for items that are JSON text already."""
+        kept = _Kept(before, raw)
         if not answer_id or kept.size > self._cap:
             return False
         self.drop(tenant, answer_id)
@@ -73,7 +88,12 @@ class ResponseStore:
 
     def recall(self, tenant: str, answer_id: str) -> list[Any] | None:
         """All items up to and with a response; None when it, or one that it builds on, is not kept."""
-        chain: list[_Kept] = []
+        chain = self.recall_encoded(tenant, answer_id)
+        return None if chain is None else [item for raw in chain for item in _decode(raw)]
+
+    def recall_encoded(self, tenant: str, answer_id: str) -> list[bytes] | None:
+        """The same as JSON texts, oldest first."""
+        chain: list[bytes] = []
         at: str | None = answer_id
         while at is not None:
             kept = self._kept.get((tenant, at))
@@ -81,9 +101,9 @@ class ResponseStore:
                 return None
             # From the newest to the oldest, so that the oldest, without which none is of use, is given up last.
             self._kept.move_to_end((tenant, at))
-            chain.append(kept)
+            chain.append(kept.raw)
             at = kept.before
-        return [item for kept in reversed(chain) for item in _decode(kept.raw)]
+        return chain[::-1]
 
     def drop(self, tenant: str, answer_id: str) -> bool:
         """Forget one response. Returns whether it was kept."""

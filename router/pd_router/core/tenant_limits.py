@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final
+from typing import Final, Protocol
 
 from pd_router.core.errors import ApiError, tenant_limit
 from pd_router.core.linking import ANONYMOUS
@@ -48,6 +49,35 @@ class TenantLimits:
     def bucket(self) -> float:
         """Requests that a full bucket holds."""
         return float(self.burst) if self.burst else max(1.0, self.rate)
+
+
+class Meter(Protocol):
+    """Requests per tenant. Where it has to wait, as for one that counts for several processes, `enter` is awaitable."""
+
+    def enter(self, tenant: str | None, now: float) -> str | Awaitable[str | None] | None:
+        """A request comes in. Returns what to give to `leave`. Raises ApiError 429 at a limit."""
+
+    def leave(self, key: str | None) -> None:
+        """The request is over."""
+
+
+class RetainedTokens(Protocol):
+    """Tokens that decode engines hold per tenant; the same holds for `has_room`."""
+
+    def has_room(self, tenant: str, tokens: int, now: float) -> bool | Awaitable[bool]:
+        """Whether the tenant may retain so many tokens more."""
+
+    def add(self, tenant: str, holder: str, tokens: int, now: float) -> None:
+        """A handle was kept."""
+
+    def release(self, tenant: str, holder: str, tokens: int) -> None:
+        """A handle was sent to a reader."""
+
+    def forget_holder(self, holder: str) -> None:
+        """The engine's process is gone."""
+
+    def expire(self, now: float) -> None:
+        """Forget what engines have given up."""
 
 
 @dataclass(slots=True)

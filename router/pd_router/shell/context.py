@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pd_router.core.linking import Keyring
 from pd_router.core.placement import Loads
-from pd_router.core.response_store import ResponseStore
+from pd_router.core.response_store import Responses
 from pd_router.core.retry_budget import RetryBudget
 from pd_router.core.settings import Settings
 from pd_router.core.store import HandleStore
@@ -22,6 +22,7 @@ from pd_router.shell.guard import Guard
 from pd_router.shell.logs import current
 from pd_router.shell.metrics import Metrics
 from pd_router.shell.upstream import EnginePool
+from pd_router.shell.versions import EngineVersions
 
 if TYPE_CHECKING:
     from pd_router.shell.tracing import Tracing
@@ -45,7 +46,8 @@ class Context:
     loads: Loads
     nudge: Callable[[str], None]
     guard: Guard
-    responses: ResponseStore
+    versions: EngineVersions
+    responses: Responses
     tracing: Tracing | None = None
     decisions: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=DECISIONS_KEPT))
     retries: RetryBudget = field(init=False)

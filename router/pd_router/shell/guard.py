@@ -13,7 +13,7 @@ from typing import Any, Final
 from prometheus_client import Counter, Gauge
 
 from pd_router.core.settings import Settings
-from pd_router.core.tenant_limits import Retained, TenantMeter
+from pd_router.core.tenant_limits import Meter, Retained, RetainedTokens, TenantMeter
 from pd_router.shell.gate import Gate
 from pd_router.shell.metrics import Bound, Metrics
 from pd_router.shell.tls import EngineTls, ListenerTls
@@ -53,8 +53,8 @@ class Guard:
         self.gate = Gate(settings.access, settings.tenancy, lambda reason: self._refused[reason].inc())
         self.listener = ListenerTls(settings.tls) if settings.tls.certificate else None
         self.engines = EngineTls(settings.tls, settings.timeouts.connect)
-        self.meter = TenantMeter(settings.tenant_limits)
-        self.retained = Retained(settings.tenant_limits.retained_tokens, settings.reuse.engine_ttl)
+        self.meter: Meter = TenantMeter(settings.tenant_limits)
+        self.retained: RetainedTokens = Retained(settings.tenant_limits.retained_tokens, settings.reuse.engine_ttl)
         self._files: list[WatchedFile[Any]] = [*self.gate.files()]
         if self.listener is not None:
             self._files.append(self.listener.files)

@@ -43,6 +43,7 @@ from pd_router.shell.stores import make_keyring, make_store
 from pd_router.shell.tls import HANDSHAKE_SECONDS
 from pd_router.shell.turn import Turn
 from pd_router.shell.upstream import EnginePool
+from pd_router.shell.versions import EngineVersions
 from pd_wire.names import ROLE_DECODE, ROLE_PREFILL
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class Router:
             nudge=self.discovery.nudge,
             tracing=_tracing(settings, now),
             guard=guard,
+            versions=EngineVersions(pool, now),
             responses=ResponseStore(limits.response_bytes),
         )
         metrics.register(StoreCollector(store, now))
@@ -114,7 +116,7 @@ class Router:
             metrics.registry,
             self.context.decisions,
             self.why_not_ready,
-            lambda: fleet.describe(self.context.loads, now()),
+            lambda: self.context.versions.add_to(fleet.describe(self.context.loads, now())),
             self._status,
         )
         self._started = time.time()
@@ -171,6 +173,7 @@ class Router:
         """End everything now."""
         if self._sweeper is not None:
             self._sweeper.cancel()
+        self.context.versions.stop()
         await self.discovery.stop()
         for connection in list(self.state.connections):
             connection.cut()
@@ -256,6 +259,8 @@ class Router:
             if request.denied is not None:
                 raise request.denied
             place = meter.enter(request.tenant, self.context.now())
+            if place is not None and not isinstance(place, str):
+                place = await place
         except ApiError as error:
             if request.denied is None:
                 self._guard.limited[error.code or ""].inc()
@@ -286,12 +291,14 @@ class Router:
 
     async def _sweep(self) -> None:
         """Look at deadlines that nobody waits for: those of clients, and of handles."""
+        fleet = self.context.fleet
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             now = self._loop.time()
             self.state.sweep(now, self.settings.timeouts)
             self.context.store.expire(now)
             self._guard.refresh(now)
+            self.context.versions.refresh([*fleet.of_role(ROLE_PREFILL), *fleet.of_role(ROLE_DECODE)])
 
 
 def _tracing(settings: Settings, now: Callable[[], float]) -> Tracing | None:

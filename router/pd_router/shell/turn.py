@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pd_router.core import errors
+from pd_router.core.capabilities import BY_RELEASE
 from pd_router.core.dialect import DIALECTS
 from pd_router.core.errors import ApiError
 from pd_router.core.fields import Api
@@ -42,8 +43,9 @@ from pd_wire.names import ROLE_DECODE, ROLE_PREFILL
 
 log = logging.getLogger("pd_router.turn")
 
-ATTEMPTS_WITHOUT_HANDLE = 2
-"""A turn that failed without a handle is tried once more; one that failed with a handle has that attempt for free."""
+FAILURES_PER_ROLE = 2
+"""The second failure of a role ends a turn. One that happened with a handle attached is for free, and a prefill engine
+and a decode engine may be in trouble at one time."""
 RETRY_AFTER_SECONDS = 5
 CLIENT_LEFT = 499
 """What is counted for a client that did not wait; nobody sees it."""
@@ -63,6 +65,18 @@ class Dispatch(NamedTuple):
     incarnation: int
     identity: str
     at: float
+
+
+class _Recalling(Exception):
+    """The items of an earlier response are kept elsewhere and have to be waited for."""
+
+    def __init__(self, answer: Awaitable[list[Any] | None]) -> None:
+        super().__init__()
+        self.answer = answer
+
+
+async def _both(one: Awaitable[None], other: Awaitable[None]) -> None:
+    await asyncio.gather(one, other)
 
 
 class Turn:
@@ -86,6 +100,7 @@ class Turn:
         self._avoid_pairs: frozenset[tuple[str, str]] = frozenset()
         self._two_legs = False
         self._over_limit = False
+        self._brings_handle = True
         self._exchange: Exchange | None = None
         self._leg = ""
         self._reading = False
@@ -100,15 +115,13 @@ class Turn:
         responder.on_gone = self._client_left
         admitted = False
         try:
-            prepared = prepare(
-                self._api, self._request.body, self._request.headers, context.models(), recall=self._recall
-            )
+            prepared = await self._prepare()
             await context.admission.enter(self, self._tenant)
             admitted = True
             self._record.admitted()
             if responder.gone:
                 raise Withdrawn
-            await self._serve(prepared)
+            await self._serve(await self._fitted(prepared))
         except Withdrawn:
             self._status = CLIENT_LEFT
         except ApiError as error:
@@ -126,11 +139,30 @@ class Turn:
                 self._status = CLIENT_LEFT
             self._record.finish(self._status)
 
+    async def _prepare(self) -> Prepared:
+        """Check and open the body; once more where items of earlier responses had to be asked for."""
+        request, models = self._request, self._context.models()
+        try:
+            return prepare(self._api, request.body, request.headers, models, recall=self._recall)
+        except _Recalling as recalling:
+            items = await recalling.answer
+            return prepare(self._api, request.body, request.headers, models, recall=lambda _: items)
+
+    async def _fitted(self, prepared: Prepared) -> Prepared:
+        """The turn as the engines' endpoints can carry it (RP-19)."""
+        if self._api not in BY_RELEASE:
+            return prepared
+        carried = await self._context.versions.carried(self._context.fleet.of_role(ROLE_DECODE), self._api)
+        self._brings_handle = carried.answer(prepared.stream)
+        if carried.request or not prepared.two_legs:
+            return prepared
+        return replace(prepared, two_legs=False, link_fault="this release's endpoint carries no params")
+
     async def _serve(self, prepared: Prepared) -> None:
         """Try until the client has an answer or there is nothing left to try."""
         self._identify(prepared)
         clean = not self._keys
-        left = ATTEMPTS_WITHOUT_HANDLE
+        failures = {ROLE_PREFILL: 0, ROLE_DECODE: 0}
         self._context.retries.turn()
         while True:
             found = None if clean else await self._open()
@@ -144,8 +176,8 @@ class Turn:
                 return
             except LegFailed as failure:
                 self._record.failed(failure, attached)
-                left -= 0 if attached else 1
-                if left <= 0 or not self._may_try_again(failure, attached):
+                failures[failure.leg] += 0 if attached else 1
+                if failures[failure.leg] >= FAILURES_PER_ROLE or not self._may_try_again(failure, attached):
                     self._give_up(failure)
                     return
                 clean = True  # what was taken is spent, whatever became of it
@@ -225,12 +257,27 @@ class Turn:
         reply: Reply | None,
         answer_id: str,
     ) -> asyncio.Future[None] | None:
-        """Keep D's handle. Called before the last byte is written: the next turn may follow at once, on any router.
+        """Keep D's handle, and the answer where it may be named. Called before the last byte is written: the next turn
+        may follow at once, on any router.
 
         Returns what has to be done before that byte, or None when all is done.
         """
+        items = self._keep_items(prepared, reply, answer_id)
+        stored = self._keep_handle(prepared, planned, sent, handle, reply, answer_id)
+        if items is None or stored is None:
+            return items or stored
+        return asyncio.ensure_future(_both(items, stored))
+
+    def _keep_handle(
+        self,
+        prepared: Prepared,
+        planned: Plan,
+        sent: Dispatch,
+        handle: dict[str, object] | None,
+        reply: Reply | None,
+        answer_id: str,
+    ) -> asyncio.Future[None] | None:
         context, decode = self._context, sent.decode
-        self._keep_items(prepared, reply, answer_id)
         if not self._keys or self._tenant is None:
             return None
         if handle is None and planned.bypass and planned.decision.entry is not None:
@@ -286,15 +333,24 @@ class Turn:
 
     def _recall(self, answer_id: str) -> list[Any] | None:
         # A caller without a principal shares a table with others of that kind; ids of answers cannot be guessed.
-        return self._context.responses.recall(self._tenant or "", answer_id)
+        found = self._context.responses.recall(self._tenant or "", answer_id)
+        if found is None or isinstance(found, list):
+            return found
+        raise _Recalling(found)
 
-    def _keep_items(self, prepared: Prepared, reply: Reply | None, answer_id: str) -> None:
+    def _keep_items(self, prepared: Prepared, reply: Reply | None, answer_id: str) -> asyncio.Future[None] | None:
         """Keep what a turn of the Responses API added, for a next one that names it."""
         if prepared.items is None or reply is None:
-            return
+            return None
         before = next((value for name, value in prepared.ids if name == PREVIOUS), None)
         kept = self._context.responses.put(self._tenant or "", answer_id, before, (*prepared.items, *reply.items))
-        self._record.fields["response_kept"] = kept
+        if isinstance(kept, bool):
+            self._record.fields["response_kept"] = kept
+            return None
+        return asyncio.ensure_future(self._items_kept_later(kept))
+
+    async def _items_kept_later(self, kept: Awaitable[bool]) -> None:
+        self._record.fields["response_kept"] = await kept
 
     def _kept(self, result: PutResult) -> None:
         if result is PutResult.UNAVAILABLE:
@@ -383,12 +439,16 @@ class Turn:
         self._record.prefilled(result, self._prefilled_at - started, handle is not None)
         return result
 
-    def _may_retain(self, prepared: Prepared, prefilled: Prefilled | None) -> bool:
+    async def _may_retain(self, prepared: Prepared, prefilled: Prefilled | None) -> bool:
         """Whether the tenant may let decode keep this turn's blocks; by its prompt, since no answer is there yet."""
+        if not self._keys or not self._brings_handle:
+            return False
         tokens = prefilled.prompt_tokens if prefilled is not None else None
         room = self._context.guard.retained.has_room(
             self._tenant or "", tokens or prepared.prompt_tokens_estimate, self._context.now()
         )
+        if not isinstance(room, bool):
+            room = await room
         self._over_limit = not room
         if not room:
             self._context.guard.limited["tenant_retained_limit"].inc()
@@ -402,7 +462,7 @@ class Turn:
         params = prefilled.params if prefilled is not None else None
         if responder.gone and params is None:
             return
-        body = prepared.decode_body(params, retain=bool(self._keys) and self._may_retain(prepared, prefilled))
+        body = prepared.decode_body(params, retain=await self._may_retain(prepared, prefilled))
         headers = self._record.began(ROLE_DECODE, decode, self._request.headers)
         head = request_head(self._request.path, decode, headers, self._request_id, len(body), planned.rank)
         wait = timeouts.first_byte if prepared.stream else timeouts.answer
