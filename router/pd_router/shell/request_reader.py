@@ -18,6 +18,9 @@ from pd_wire.names import GATEWAY_SECRET_HEADER, TENANT_HEADER
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 256
+CHUNK_LINE_BYTES = 32
+"""What the framing of one chunk may cost on average, with its size, its extensions and three line ends."""
+FRAMING_SLACK_BYTES = 16 * 1024
 MAX_DENIED_BODY_BYTES = 64 * 1024
 """Of a request that will not be served: enough to keep the connection of an honest client with a wrong key."""
 
@@ -29,20 +32,25 @@ _TOO_MANY_HEADERS = ApiError(
 )
 _ENCODED = ApiError(
     415,
-    "The body must not be compressed: Content-Encoding must be absent and Transfer-Encoding absent or chunked",
+    "The body must not be compressed: Content-Encoding must be absent",
     INVALID_REQUEST,
     "unsupported_encoding",
 )
+_UNEXPECTED = ApiError(417, "Expect must be 100-continue or absent", INVALID_REQUEST, "unknown_expectation")
 _TUNNEL = ApiError(405, "CONNECT is not allowed: this is no proxy", INVALID_REQUEST, "bad_method")
 _TARGET = re.compile(
-    r"(?:https?://[\w.~!$&'()*+,;=:@%-]*(?:\[[0-9a-f:.]*\](?::\d*)?)?)?"
+    r"(?:https?://[\w.~!$&'()*+,;=:%-]*(?:\[[0-9a-f:.]*\](?::\d*)?)?)?"
     r"(/[\w.~!$&'()*+,;=:@%/-]*)?"
     r"(\?[!-\"$-~]*)?",
     re.ASCII | re.IGNORECASE,
 )
 """A path, or a whole URL of which only path and query count (RFC 9112, 3.2); each as RFC 3986 allows it."""
+_HOST = re.compile(r"[\w.~!$&'()*+;=:%\[\]-]*", re.ASCII)
 _JOINED = frozenset({"connection", "content-encoding", "host", "transfer-encoding"})
 """Headers of which no line may be lost; of any other the last line wins."""
+_MISSPELT = frozenset({"content_length", "transfer_encoding"})
+"""Read as the real ones by some servers and gateways, and not by others."""
+_VERSIONS = frozenset({"1.0", "1.1"})
 _ONCE = frozenset(
     {"authorization", "content-length", "content-type", "x-api-key", TENANT_HEADER, GATEWAY_SECRET_HEADER}
 )
@@ -109,6 +117,9 @@ class RequestReader:
         self._header_bytes = self._lines = 0
         self._head_read = False
         self._offered = False
+        self._chunked = False
+        self._framing = self._chunks = 0
+        """Bytes read since the head ended, and the chunks that were in them."""
         self._refused = False
         self._path = ""
         self._parts: list[bytes] = []
@@ -126,11 +137,15 @@ class RequestReader:
 
     def _feed(self, data: memoryview) -> memoryview:
         """Give the parser what it takes; the rest comes back."""
+        self._framing += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._ignore_offer()
             return data[upgrade.args[0] :]
+        if self._chunked and self._framing > FRAMING_SLACK_BYTES + CHUNK_LINE_BYTES * self._chunks + self._size:
+            # llhttp reads extensions of any length, and leading zeros of a size, and tells nobody.
+            self._refuse(_bad_http("the lines between its chunks are too long"))
         return data[len(data) :]
 
     # -- httptools ------------------------------------------------------------------------------
@@ -167,6 +182,8 @@ class RequestReader:
 
     def on_headers_complete(self) -> None:
         self._head_read = True
+        self._framing = self._chunks = 0
+        self._chunked = "transfer-encoding" in self._headers
         self._offered = self._parser.should_upgrade()
         if self._parser.get_method() == b"CONNECT":
             self._refuse(_TUNNEL)
@@ -188,8 +205,11 @@ class RequestReader:
             self._refuse(self._denied)
         elif length.isdigit() and int(length) > self._max_body_bytes:
             self._refuse(too_large(self._max_body_bytes))
-        elif headers.get("expect", "").lower() == "100-continue":
+        elif "expect" in headers:
             self._sink.body_expected()
+
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
 
     def on_body(self, data: bytes) -> None:
         if self._refused:
@@ -207,6 +227,7 @@ class RequestReader:
         if self._refused or self._offered:
             return
         self.since = None
+        self._chunked = False
         parts, self._parts = self._parts, []
         self._sink.requested(
             Request(
@@ -226,13 +247,24 @@ class RequestReader:
     def _fault(self) -> ApiError | None:
         """What is wrong with a head that was read whole. Sets the path."""
         headers = self._headers
-        if headers.get("transfer-encoding", "chunked").lower() != "chunked":
-            return _ENCODED
+        version = self._parser.get_http_version()
+        if version not in _VERSIONS:
+            return _bad_http("its version must be HTTP/1.1 or HTTP/1.0")
+        coding = headers.get("transfer-encoding")
+        if coding is not None and (coding.lower() != "chunked" or version == "1.0"):
+            return _bad_http("Transfer-Encoding must be absent or chunked, and absent in HTTP/1.0")
+        if not _MISSPELT.isdisjoint(headers):
+            return _bad_http("a header is called like one that frames the body, with an underscore")
         if headers.get("content-encoding", "identity").lower() != "identity":
             return _ENCODED
         host = headers.get("host")
-        if "," in (host or "") or (host is None and self._parser.get_http_version() != "1.0"):
-            return _bad_http("it must have one Host header")
+        if host is None:
+            if version != "1.0":
+                return _bad_http("it must have one Host header")
+        elif not _HOST.fullmatch(host):
+            return _bad_http("it must have one Host header, with a host and a port")
+        if headers.get("expect", "100-continue").lower() != "100-continue":
+            return _UNEXPECTED
         target = self._url.decode("latin-1")
         if target == "*":
             self._path = target

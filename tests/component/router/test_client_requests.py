@@ -60,7 +60,7 @@ async def test_an_offers_body_is_no_request(deploy: Any) -> None:
     ("lines", "status"),
     [
         (("Content-Length: 5", "Transfer-Encoding: chunked"), 400),
-        (("Transfer-Encoding: gzip", "Transfer-Encoding: chunked"), 415),
+        (("Transfer-Encoding: gzip", "Transfer-Encoding: chunked"), 400),
         (("Content-Encoding: gzip", "Content-Length: 5"), 415),
         (("Content-Length: 99999999999",), 413),
         (("Host: y",), 400),
@@ -134,7 +134,7 @@ async def test_a_coding_on_two_lines(deploy: Any) -> None:
     deployment = await deploy()
     async with RawConnection(deployment.router.port) as raw:
         await raw.send(chunked(CHAT, BODY, 50).replace(b"Transfer", b"Transfer-Encoding: gzip\r\nTransfer", 1))
-        assert (await raw.answer()).status == 415
+        assert (await raw.answer()).status == 400
         assert await raw.at_end()
     assert deployment.records() == []
 
