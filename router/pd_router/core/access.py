@@ -54,7 +54,7 @@ def access_problems(access: Access, source: str, anonymous: bool) -> list[str]:
     if by_gateway and not proven:
         problems.append(
             "--tenant-from: header needs --gateway-secret-file or --gateway-cidr, or any client could name any tenant "
-            "(--gateway-cidr 0.0.0.0/0 --gateway-cidr ::/0 if nobody else can reach this port)"
+            "(--gateway-cidr 0.0.0.0/0 ::/0 if nobody else can reach this port)"
         )
     if not by_gateway and proven:
         problems.append("--gateway-secret-file, --gateway-cidr: are for --tenant-from header")

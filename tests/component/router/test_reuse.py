@@ -124,7 +124,7 @@ async def test_requests_without_a_principal(deploy: Any, flags: Any, attached: i
 
 
 async def test_the_tenant_header_counts_only_when_trusted(deploy: Any) -> None:
-    trusting = await deploy(Spec(flags=(("--tenant-from", "header"),)))
+    trusting = await deploy(Spec(flags=(("--tenant-from", "header"), ("--gateway-cidr", "127.0.0.0/8"))))
     first = Talk(trusting, tenant="one-key", headers={"X-PD-Tenant": "red"}, opening="Trusted. ")
     await first.say()
     other = Talk(trusting, tenant="one-key", headers={"X-PD-Tenant": "blue"})
