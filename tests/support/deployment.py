@@ -27,6 +27,7 @@ from support.fake_engine import (
     completion_prompts,
     expected_answer,
 )
+from support.fake_engine.apis import Api, as_chat, limit_of
 from support.router_process import RouterProcess
 from support.waiting import until
 
@@ -169,13 +170,19 @@ class Deployment:
     # --- what is right ------------------------------------------------------------------------
 
     def right(
-        self, body: Mapping[str, Any], style: AnswerStyle | None = None, choice: int = 0, prompt: int = 0
+        self,
+        body: Mapping[str, Any],
+        style: AnswerStyle | None = None,
+        choice: int = 0,
+        prompt: int = 0,
+        api: Api | None = None,
     ) -> Answer:
-        """The answer to a client's body when everything is recomputed."""
-        chat = "messages" in body
-        ids = self.spec.template.render(body) if chat else completion_prompts(body)[prompt]
-        limit = body.get("max_completion_tokens") or body.get("max_tokens")
-        return expected_answer(ids, model=body.get("model", "tiny"), style=style, body=body, choice=choice, limit=limit)
+        """The answer to a client's body when everything is recomputed; ``api`` is needed for Messages only."""
+        api = api or ("chat" if "messages" in body else "responses" if "input" in body else "completions")
+        asked = as_chat(api, body)
+        ids = completion_prompts(body)[prompt] if api == "completions" else self.spec.template.render(asked)
+        model, limit = body.get("model", "tiny"), limit_of(api, body)
+        return expected_answer(ids, model=model, style=style, body=asked, choice=choice, limit=limit)
 
     # --- what must hold after each test -------------------------------------------------------
 

@@ -142,7 +142,7 @@ _DELTA = {
 def _response_events(reply: Reply, behaviour: Behaviour) -> Iterator[Event]:
     number = 0
 
-    def event(kind: Any, name: str, **fields: Any) -> Event:
+    def event(kind: Any, name: str, /, **fields: Any) -> Event:
         nonlocal number
         data = {**fields, "sequence_number": number, "type": name}
         number += 1
@@ -170,8 +170,6 @@ def _response_events(reply: Reply, behaviour: Behaviour) -> Iterator[Event]:
             part = item["content"][0]
             yield event("content", "response.content_part.done", part=part, content_index=0, **at)
         yield event("content", "response.output_item.done", item=item, output_index=index)
-    if behaviour.handle_on == "extra":
-        yield event("extra", "response.extra")
     last = response(reply, None)
     made = event("finish", "response.completed", response=last)
     yield Event(made.kind, made.data, made.name, last)
@@ -240,12 +238,12 @@ def _message_events(reply: Reply, behaviour: Behaviour) -> Iterator[Event]:
             delta = {"type": kind, name: piece}
             yield _named("content", {"type": "content_block_delta", "index": index, "delta": delta})
         yield _named("content", {"type": "content_block_stop", "index": index})
-    if behaviour.handle_on == "extra":
-        yield _named("extra", {"type": "ping"})
     usage = _message_usage(reply, len(answer.tokens))
     delta = {"stop_reason": _STOP[finish_reason(answer)], "stop_sequence": None}
     last = {"type": "message_delta", "delta": delta, "usage": usage}
     yield Event("finish", last, "message_delta", bare=True)
+    if behaviour.handle_on == "extra":
+        yield _named("extra", {"type": "ping"})
     yield _named("done", {"type": "message_stop"})
 
 
