@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 
+from support import promtool
 from support.chat import Talk
 from support.deployment import Spec
 from support.fake_engine import Behaviour, Fault, Gate, Kind, Point
@@ -28,6 +29,14 @@ async def exposed(url: str) -> set[str]:
 async def test_a_router_in_a_cluster_exposes_what_is_listed(pods: PodDeployment) -> None:
     await Talk(pods).say()
     assert await exposed(pods.router.admin_url) == LISTED
+
+
+async def test_prometheus_has_nothing_against_the_names(pods: PodDeployment) -> None:
+    await Talk(pods).say()
+    async with aiohttp.ClientSession() as session, session.get(pods.router.admin_url + "/metrics") as response:
+        page = await response.text()
+    code, said = promtool.run("check", "metrics", text=page)
+    assert (code, said) == (0, "")
 
 
 async def test_a_router_with_urls_has_all_but_discovery(deploy: Any) -> None:

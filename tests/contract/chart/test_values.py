@@ -148,6 +148,7 @@ CHANGES: dict[str, Any] = {
     "watch.scope": None, "watch.namespaces": None, "metrics.serviceMonitor.interval": "1m",
     "metrics.serviceMonitor.labels": {"a": "b"}, "metrics.podMonitor.interval": "1m",
     "metrics.podMonitor.labels": {"a": "b"}, "metrics.prometheusRule.labels": {"a": "b"},
+    "metrics.prometheusRule.runbookURL": "https://wiki.example/runbook",
     "metrics.dashboards.labels": {"a": "b"}, "metrics.dashboards.labels.grafana_dashboard": "2",
     "metrics.dashboards.annotations": {"a": "b"},
     "networkPolicy.metricsFrom": [{"podSelector": {}}], "networkPolicy.apiServer.cidrs": ["10.0.0.0/8"],
