@@ -114,6 +114,7 @@ class StreamRelay:
             await exchange.ended()
         if self._keeping is not None:
             await self._keeping
+            self._kept()  # waiting for what is done does not wait for its callbacks
         if self._failure is not None:
             raise self._failure
         return self._status
@@ -200,11 +201,13 @@ class StreamRelay:
             keep, self._keep = self._keep, None
             self._keeping = keep(self._filter.handle, self._filter.reply(), self._filter.response_id)
             if self._keeping is not None:
-                self._keeping.add_done_callback(self._kept)
+                self._keeping.add_done_callback(lambda _: self._kept())
         return self._keeping is not None
 
-    def _kept(self, _done: asyncio.Future[None]) -> None:
-        """The handle is where the next turn looks for it: what was held back may go."""
+    def _kept(self) -> None:
+        """The handle is where the next turn looks for it: what was held back may go. Harmless a second time."""
+        if self._keeping is None:
+            return
         self._keeping = None
         if self._judged:
             self._responder.end(self._last)
