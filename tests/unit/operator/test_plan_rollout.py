@@ -55,6 +55,7 @@ CASES: dict[str, tuple[Side, Side, tuple[int, int], bool]] = {
     "a broken old one is not kept": (side("a!", "a!"), side("a", "a"), (0, 0), True),
     "the only ready one is the highest": (side("a-", "a"), side("a", "a"), (2, 1), False),
     "and will stay so": (side("a!", "a"), side("a", "a"), (2, 1), True),
+    "one of another generation below it is no help": (side("a", "c", live="c"), side("c", live="c"), (0, 0), True),
     "an aborted generation is replaced": (side("a", "c-", live="c", partition=1),
                                           side("a", "c-", live="c", partition=1), (1, 1), False),
     "two old generations serve": (side("a", "c", live="c", partition=1), side("a", "c", live="c", partition=1),
