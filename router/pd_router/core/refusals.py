@@ -7,6 +7,7 @@ whole, since what is left of it after cutting could still tell. An engine's faul
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -17,6 +18,8 @@ from pd_router.core.errors import INVALID_REQUEST, UPSTREAM
 from pd_wire.names import KV_PARAMS
 
 MAX_LOGGED: Final = 300
+_COMMON: Final = 12
+_STEP: Final = 4
 _FAULT: Final = "The engine failed while it answered"
 _WITHHELD: Final = "The engine refused the request; its message is withheld because it quotes internal fields"
 _SAID_NOTHING: Final = "The engine refused the request and gave no reason"
@@ -84,8 +87,12 @@ def told_in_stream(event: Mapping[str, Any]) -> bytes:
     return orjson.dumps({"error": _fields(event, (), INVALID_REQUEST, _message_of(event))})
 
 
-def loggable(raw: bytes, private: Iterable[str] = ()) -> str:
-    """What an engine said, as one short line for the log: no handle, and no long quotation, which may be a prompt."""
+def loggable(raw: bytes, private: Iterable[str] = (), sent: bytes = b"") -> str:
+    """What an engine said, as one short line for the log: no handle, and no long quotation, which may be a prompt.
+
+    Args:
+        sent: the body that it answered; what the text has in common with that is left out, in quotes or not.
+    """
     text = _message_of(_parse(raw))
     if text is None:
         return "no message"
@@ -93,7 +100,32 @@ def loggable(raw: bytes, private: Iterable[str] = ()) -> str:
         return "a message that quotes internal fields"
     for word in sorted(private, key=len, reverse=True):
         text = text.replace(word, "...")
+    text = _without_common(text[: 2 * MAX_LOGGED], sent)
     return " ".join(_PLACES.sub("...", _QUOTED_TEXT.sub(r"\1...\1", text)).split())[:MAX_LOGGED]
+
+
+def _without_common(text: str, sent: bytes) -> str:
+    """`text` without stretches that stand in `sent`, a JSON body. Such a stretch is seen from `_COMMON` + `_STEP`
+    characters on; shorter ones are words that everybody uses."""
+    body = sent.decode("utf-8", "replace")
+
+    def is_common(start: int, end: int) -> bool:
+        return json.dumps(text[start:end], ensure_ascii=False)[1:-1] in body
+
+    kept: list[str] = []
+    at = look = 0
+    while look + _COMMON <= len(text):
+        if not is_common(look, look + _COMMON):
+            look += _STEP
+            continue
+        start, end = look, look + _COMMON
+        while start > at and is_common(start - 1, end):
+            start -= 1
+        while end < len(text) and is_common(look, end + 1):
+            end += 1
+        kept += (text[at:start], "...")
+        at = look = end
+    return "".join((*kept, text[at:]))
 
 
 def _parse(raw: bytes) -> Any:

@@ -235,7 +235,7 @@ def refused(leg: str, status: int, exchange: Exchange, raw: bytes, sent: bytes =
             verbatim=verbatim,
             status=status,
         )
-    log.warning("the %s engine answered with status %d: %s", leg, status, loggable(raw, private))
+    log.warning("the %s engine answered with status %d: %s", leg, status, loggable(raw, private, sent))
     if status == 503:
         return LegFailed(leg, "status_503", no_engine(leg, _seconds(exchange)), engine_fault=False, status=status)
     return LegFailed(leg, "status_5xx", upstream_failed(leg, f"it answered with status {status}"), status=status)

@@ -149,3 +149,18 @@ def test_prompts_that_an_engine_quotes_are_not_logged() -> None:
 def test_a_transfer_error_is_logged_without_its_places() -> None:
     raw = json.dumps(openai("NIXL handshake with 10.1.2.3:5600 (engine abcd) failed after 3 tries", code=500)).encode()
     assert loggable(raw, {"abcd"}) == "NIXL handshake with ... (engine ...) failed after 3 tries"
+
+
+@pytest.mark.parametrize(
+    ("message", "logged"),
+    [
+        ("cannot tokenize the secret diary of Ann, page 1", "cannot tokenize ..."),
+        ("the secret diary of Ann, page 1: too odd", "...: too odd"),
+        ('in the middle the secret\ndiary "quoted" by Ann it stands', "in the middle ... by Ann it stands"),
+        ("EngineDeadError: see the stack trace", "EngineDeadError: see the stack trace"),
+    ],
+)
+def test_no_stretch_of_the_request_is_logged(message: str, logged: str) -> None:
+    said = ["the secret diary of Ann, page 1", 'the secret\ndiary "quoted"']
+    sent = raw_of({"messages": [{"role": "user", "content": text} for text in said]})
+    assert loggable(raw_of(openai(message)), sent=sent) == logged
