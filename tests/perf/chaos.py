@@ -22,8 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
-
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2] / "connector")]
 
 from support.chat import TEXT, Talk, Turn, assert_right  # noqa: E402
@@ -148,7 +146,7 @@ class Chaos:
 
     async def turn(self, talk: Talk, draw: random.Random) -> None:
         text: str | None = draw.choice(["Go on.", "And then? " + TEXT, "Why?", "Tell me more of it. " * 5])
-        if talk.messages and draw.random() < 0.1:
+        if talk.messages and talk.messages[-1]["role"] == "assistant" and draw.random() < 0.1:
             del talk.messages[-1]  # the last answer again
             text = None
         elif talk.messages and draw.random() < 0.05:
@@ -216,8 +214,6 @@ class Chaos:
 
     def forget_turn(self, talk: Talk, turn: Turn) -> None:
         talk.messages = list(turn.body["messages"][:-1])
-        if talk.messages and talk.messages[-1]["role"] == "user":
-            talk.messages = []
 
     def problem(self, text: str) -> None:
         self.out.problems.append(text)
@@ -340,24 +336,7 @@ class Chaos:
         await self.fleet.order(engine, well=True)
 
     async def drained(self, engine: EngineProcess, _draw: random.Random) -> None:
-        """As a rolling update does: told first, replaced when it has nothing left to do. No turn may notice."""
-        self.fleet.show(engine, deleting=True)
-
-        async def told() -> bool:
-            members = {member["engine"]: member for member in await self.fleet.fleet()}
-            return bool(members[engine.pod]["draining"] and not members[engine.pod]["turns"])
-
-        await until(told, 60.0, 0.1)
-
-        async def at_rest() -> bool:
-            state = await self.fleet.state(engine)
-            return not state["running"] and (engine.role == "decode" or not state["retained"])
-
-        with suppress(aiohttp.ClientError):
-            await until(at_rest, 60.0, 0.1)
-        await self.fleet.kill(engine)
-        self.fleet.api.delete(engine.pod)
-        await self.fleet.up(engine)
+        await self.fleet.replace(engine)
 
     async def say_how_it_goes(self) -> None:
         begun = time.monotonic()

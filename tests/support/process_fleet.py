@@ -173,6 +173,29 @@ class ProcessFleet(Deployment):
         if engine.process is not None and engine.running:
             engine.process.send_signal(number)
 
+    async def replace(self, engine: EngineProcess) -> None:
+        """As a rolling update does: told first, ended when it has nothing left to do, a new pod in its place.
+
+        Raises TimeoutError.
+        """
+        self.show(engine, deleting=True)
+
+        async def told() -> bool:
+            members = {member["engine"]: member for member in await self.fleet()}
+            return bool(members[engine.pod]["draining"] and not members[engine.pod]["turns"])
+
+        await until(told, START_SECONDS, 0.1)
+
+        async def at_rest() -> bool:
+            state = await self.state(engine)
+            # Decode's retained blocks are nobody's now; prefill's wait for a decode engine that is about to read.
+            return not state["running"] and (engine.role == "decode" or not state["retained"])
+
+        await until(at_rest, START_SECONDS, 0.1)
+        await self.kill(engine)
+        self.api.delete(engine.pod)
+        await self.up(engine)
+
     async def order(self, engine: EngineProcess, **what: Any) -> None:
         """Plan a fault; harmless when the engine is away."""
         try:
