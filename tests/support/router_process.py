@@ -135,6 +135,11 @@ class RouterProcess:
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(signal.SIGTERM)
 
+    def kill(self) -> None:
+        """End it without a warning."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
     async def wait(self, seconds: float = 15.0) -> int:
         """Exit status once it has ended. Raises TimeoutError."""
         assert self._process is not None
