@@ -5,7 +5,7 @@ operators search for the messages. The families, by what the client should do ne
 
     ApiError
     ├── change the request   400 malformed, 400 bad_field, 404 unknown_model, 404 unknown_path, 405 bad_method,
-    │                        413 too_large
+    │                        413 too_large, 501 no_websocket
     ├── say who you are      401 unauthorized (with WWW-Authenticate)
     ├── come back later      429 queue_full, 429 tenant_limit, 503 no_engine, 503 engine_not_ready (with Retry-After)
     └── the turn is lost     502 upstream_failed, 504 upstream_timeout, 500 internal
@@ -92,6 +92,12 @@ def unknown_model(model: str, known: Iterable[str]) -> ApiError:
 def unknown_path(path: str) -> ApiError:
     """404: nothing is served under ``path``."""
     return ApiError(404, f"Nothing is served at {path[:200]}", NOT_FOUND, "unknown_path")
+
+
+def no_websocket(path: str) -> ApiError:
+    """501: an endpoint of engines that speaks WebSocket."""
+    text = f"{path} speaks WebSocket, which is not served here; connect to an engine"
+    return ApiError(501, text, INVALID_REQUEST, "websocket_not_supported")
 
 
 def bad_method(method: str, path: str, allowed: str) -> ApiError:

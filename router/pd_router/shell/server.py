@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from pd_router.core.auth import OPEN_PATHS
-from pd_router.core.errors import ApiError, bad_method, internal, unknown_path
+from pd_router.core.errors import ApiError, bad_method, internal, no_websocket, unknown_path
 from pd_router.core.fields import Api
 from pd_router.core.observe import Logging
+from pd_router.core.passed import PASSED, SOCKETS
 from pd_router.core.placement import Loads
 from pd_router.core.response_store import ResponseStore
 from pd_router.core.settings import Settings, SettingsError
@@ -35,7 +36,7 @@ from pd_router.shell.guard import Guard
 from pd_router.shell.logs import configure
 from pd_router.shell.metrics import Metrics
 from pd_router.shell.pair_metrics import PairCollector
-from pd_router.shell.passthrough import PASSED, pass_through
+from pd_router.shell.passthrough import pass_through
 from pd_router.shell.request_reader import Request
 from pd_router.shell.responder import Responder
 from pd_router.shell.store_metrics import SharedStoreMetrics, StoreCollector
@@ -280,6 +281,8 @@ class Router:
             await Turn(self.context, api, request, responder).run()
         elif path in PASSED:
             await pass_through(self.context, path, request, responder)
+        elif path in SOCKETS:
+            responder.send_error(no_websocket(path))
         elif path == "/health":
             reason = self.why_not_ready()
             body = json.dumps(

@@ -10,6 +10,8 @@ from typing import Any, cast
 import pytest
 
 from pd_router.core.errors import ApiError
+from pd_router.core.placement import Loads
+from pd_router.core.settings import Timeouts
 from pd_router.shell.context import Context
 from pd_router.shell.passthrough import pass_through
 from pd_router.shell.request_reader import Request
@@ -27,6 +29,14 @@ class _Engine(CannedLeg):
         self.key, self.takes_work = "e", True
         self.answer: tuple[int, dict[bytes, bytes], bytes] = (0, {}, b"")
 
+        self.settings = SimpleNamespace(timeouts=Timeouts())
+        self.loads = Loads()
+        self.guard = SimpleNamespace(is_own_fault=lambda _status: False)
+        self.gone = self.started = False
+
+    def abort(self) -> None:
+        raise AssertionError("nobody left")
+
     def now(self) -> float:
         return 0.0
 
@@ -42,13 +52,13 @@ class _Engine(CannedLeg):
     def send(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         self.answer = (status, dict(headers), body)
 
-    def send_error(self, error: ApiError, _headers: object = None) -> None:
-        self.answer = (error.status, {}, error.body())
+    def send_error(self, error: ApiError, _headers: object = None, *, body: bytes | None = None) -> None:
+        self.answer = (error.status, {}, error.body() if body is None else body)
 
 
-def ask(engine: _Engine, body: bytes = b"{}") -> tuple[int, dict[bytes, bytes], Any]:
-    request = SimpleNamespace(method="POST", path="/tokenize?kv_transfer_params=evil", headers={}, body=body)
-    asyncio.run(pass_through(cast(Context, engine), "/tokenize", cast(Request, request), cast(Responder, engine)))
+def ask(engine: _Engine, body: bytes = b"{}", path: str = "/tokenize") -> tuple[int, dict[bytes, bytes], Any]:
+    request = SimpleNamespace(method="POST", path=f"{path}?kv_transfer_params=evil", headers={}, body=body)
+    asyncio.run(pass_through(cast(Context, engine), path, cast(Request, request), cast(Responder, engine)))
     status, headers, raw = engine.answer
     return status, headers, json.loads(raw)
 
@@ -82,3 +92,11 @@ def test_what_is_no_json_is_refused_here(body: bytes) -> None:
     engine = _Engine(200, b"{}")
     assert ask(engine, body)[0] == 400
     assert engine.asked == (b"", b"")
+
+
+@pytest.mark.parametrize(("status", "kind"), [(400, "invalid_request_error"), (429, "rate_limit_error")])
+def test_errors_of_the_messages_api_have_its_shape(status: int, kind: str) -> None:
+    engine = _Engine(status, b'{"type":"error","error":{"type":"BadRequestError","message":"no"}}')
+    got, _, answer = ask(engine, path="/v1/messages/count_tokens")
+    assert got == status
+    assert answer == {"type": "error", "error": {"type": kind, "message": "no"}}
