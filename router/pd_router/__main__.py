@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Sequence
 
@@ -22,6 +23,7 @@ from pd_router.core.settings import (
     parse_deployment,
     parse_endpoint,
 )
+from pd_router.core.workers import WORKER_VARIABLE
 from pd_router.observe_flags import add_observe_flags, read_logging, read_tracing
 from pd_router.store_flags import add_store_flags, read_store
 
@@ -41,6 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--decode", action="extend", nargs="+", default=[], metavar="URL", help="a decode engine; repeatable")
     _add_discovery(parser)
     add("--model", action="append", default=[], metavar="NAME", help="a served model name; any name when none is given")
+    add("--workers", type=int, default=1, metavar="N", help="processes that serve clients, each on a core of its own")
     add("--reuse", choices=("on", "off"), default="on", help="give decode's KV back to prefill on the next turn")
     add("--handle-ttl", type=float, default=reuse.handle_ttl, metavar="S", help="how long a handle may be used")
     add("--engine-ttl", type=float, default=reuse.engine_ttl, metavar="S", help="the engines' decoder_kv_blocks_ttl")
@@ -224,6 +227,7 @@ def parse_settings(arguments: Sequence[str]) -> tuple[Settings, Logging]:
         models=frozenset(args.model),
         allowed_hosts=frozenset(args.allow_handle_host),
         generation=args.generation,
+        workers=args.workers,
         reuse=Reuse(
             enabled=args.reuse == "on",
             handle_ttl=args.handle_ttl,
@@ -271,14 +275,23 @@ def parse_settings(arguments: Sequence[str]) -> tuple[Settings, Logging]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the router. Exit codes: 0 after a drain, 1 when a port is taken, 2 for flags or credentials of no use."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        settings, logging = parse_settings(sys.argv[1:] if arguments is None else arguments)
+        settings, logging = parse_settings(arguments)
     except SettingsError as error:
         for problem in error.problems:
             print(f"pd-router: {problem}", file=sys.stderr)
         return 2
     # Imported late so that `--help` and bad flags answer at once.
-    from pd_router.shell.server import run
+    if settings.workers > 1:
+        if WORKER_VARIABLE in os.environ:
+            from pd_router.shell.worker_process import run_worker
+
+            return run_worker(settings, logging)
+        from pd_router.shell.supervisor import supervise
+
+        return supervise(settings, logging, arguments)
+    from pd_router.shell.running import run
 
     return run(settings, logging)
 

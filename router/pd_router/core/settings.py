@@ -18,6 +18,7 @@ from pd_router.core.store_settings import Valkey, valkey_problems
 from pd_router.core.tenant_limits import TenantLimits
 
 MAX_PORT = 65535
+MAX_WORKERS = 64
 MAX_PROBE_INTERVAL = 4.0
 TTL_MARGIN = 10.0
 """Seconds by which the router's TTL ends before the engines': P declines reads in the last 5 s, and a prefill waits."""
@@ -158,6 +159,8 @@ class Settings:
     allowed_hosts: frozenset[str] = frozenset()
     """Hosts that a handle may name besides those that the engines answer from."""
     generation: str = ""
+    workers: int = 1
+    """Processes that serve clients."""
     reuse: Reuse = field(default_factory=Reuse)
     valkey: Valkey | None = None
     """Where handles are kept for all routers; None: each keeps its own in memory."""
@@ -276,6 +279,8 @@ def _placement_problems(settings: Settings) -> list[str]:
 def check(settings: Settings) -> None:
     """Raise SettingsError with every problem that the combination has."""
     problems = _source_problems(settings)
+    if not 1 <= settings.workers <= MAX_WORKERS:
+        problems.append(f"--workers: must be from 1 to {MAX_WORKERS}, got {settings.workers}")
     if settings.listen.port and settings.listen == settings.admin:
         problems.append("--admin: must differ from --listen")
     reuse = settings.reuse

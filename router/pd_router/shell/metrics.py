@@ -139,6 +139,8 @@ class Metrics:
             "ttft_seconds", "Streamed answers: from the request's arrival to the first content sent"
         )
         self.turn_seconds = self._histogram("turn_seconds", "From the request's arrival to the end of the answer")
+        Gauge("pd_router_workers", "Processes that serve clients", registry=self.registry).set(1)
+        worker_restarts(self.registry)
         self.inflight = Gauge("pd_router_inflight", "Turns being served", registry=self.registry)
         self.queued = Gauge("pd_router_queued", "Turns waiting for admission", registry=self.registry)
         legs = Gauge("pd_router_leg_inflight", "Legs being served by an engine", ["leg"], registry=self.registry)
@@ -199,6 +201,11 @@ class Metrics:
 
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(f"pd_router_{name}", f"{text}, in seconds", buckets=_LATENCY, registry=self.registry)
+
+
+def worker_restarts(registry: CollectorRegistry) -> Counter:
+    """Stays 0 in a process that serves clients; a supervisor counts."""
+    return Counter("pd_router_worker_restarts", "Workers that ended by themselves and were replaced", registry=registry)
 
 
 def _count(counter: Counter) -> int:

@@ -6,6 +6,7 @@ happens to a turn, and nothing secret goes in: no handle, no prompt, no key.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -201,6 +202,7 @@ class TurnRecord:
         self._metrics.requests[self.fields["api"], str(status)].inc()
         self._metrics.turn_seconds.observe(seconds)
         self.fields["status"] = status
+        self.fields["ended_at"] = round(time.time(), 3)
         self.fields["total_ms"] = round(seconds * 1e3, 2)
         self._context.decisions.append(self.fields)
         log_turn(self.fields)

@@ -1,39 +1,32 @@
-"""The composition root: builds the parts, listens, routes paths, and drains on SIGTERM."""
+"""The composition root: builds the parts, listens, routes paths, and drains."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import logging
-import signal
-import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import uvloop
-
 from pd_router.core.auth import OPEN_PATHS
 from pd_router.core.errors import ApiError, bad_method, internal, no_websocket, unknown_path
 from pd_router.core.fields import Api
-from pd_router.core.observe import Logging
 from pd_router.core.passed import PASSED, SOCKETS
 from pd_router.core.placement import Loads
 from pd_router.core.response_store import ResponseStore
 from pd_router.core.settings import Settings, SettingsError
-from pd_router.shell.admin import Admin
+from pd_router.shell.admin import Admin, Pages
 from pd_router.shell.admission import Admission
 from pd_router.shell.client import ClientConnection, ServerState
 from pd_router.shell.context import Context
-from pd_router.shell.descriptors import ClientShare, raise_limit
-from pd_router.shell.discovery import Discovery, DiscoveryError, StaticDiscovery
+from pd_router.shell.descriptors import ClientShare
+from pd_router.shell.discovery import Discovery, StaticDiscovery
 from pd_router.shell.discovery_metrics import DiscoveryMetrics, FleetCollector
 from pd_router.shell.exchange import Failure
 from pd_router.shell.fleet import Fleet, Member
 from pd_router.shell.guard import Guard
-from pd_router.shell.logs import configure
 from pd_router.shell.metrics import Metrics
 from pd_router.shell.pair_metrics import PairCollector
 from pd_router.shell.passthrough import pass_through
@@ -45,6 +38,7 @@ from pd_router.shell.tls import HANDSHAKE_SECONDS
 from pd_router.shell.turn import Turn
 from pd_router.shell.upstream import EnginePool
 from pd_router.shell.versions import EngineVersions
+from pd_router.shell.worker_store import Shared
 from pd_wire.names import ROLE_DECODE, ROLE_PREFILL
 
 if TYPE_CHECKING:
@@ -59,8 +53,6 @@ TURNS = {
     "/v1/messages": Api.MESSAGES,
 }
 BACKLOG = 4096
-GC_THRESHOLD = 10_000
-"""Objects between two collections. A turn makes hundreds that die by their count; Python's 700 would be every turn."""
 SWEEP_SECONDS = 1.0
 IDLE_GRACE_SECONDS = 2.0
 """How long a kept connection must bring nothing before a draining router closes it."""
@@ -69,20 +61,24 @@ DRAIN_LOOK_SECONDS = 0.1
 
 
 class Router:
-    """One router: its parts and its listener."""
+    """One router, or one worker of it: its parts and its listener."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, shared: Shared | None = None) -> None:
+        """`shared`: what it has in common with the other workers, for a worker."""
         self.settings = settings
+        self._is_worker = shared is not None
         # One clock for arrival times, deadlines and handle ages. The loop counts from the same zero, in whole ms.
         self._loop = asyncio.get_running_loop()
         now = time.monotonic
         metrics = Metrics()
         guard = self._guard = Guard(settings, metrics)
+        if shared is not None:
+            guard.meter, guard.retained = shared.meter, shared.retained
         pool = EnginePool(settings.timeouts.connect, guard.engines)
         fleet = Fleet(
             metrics, settings.allowed_hosts, self._purge, self._engine_gone, settings.timeouts.pair_quarantine
         )
-        store = self._store = make_store(settings, SharedStoreMetrics(metrics), fleet.incarnation_of)
+        store = self._store = make_store(settings, SharedStoreMetrics(metrics), fleet.incarnation_of, shared)
         self.discovery = self._make_discovery(fleet, metrics)
         limits = settings.limits
         self.context = Context(
@@ -92,7 +88,7 @@ class Router:
             pool=pool,
             fleet=fleet,
             store=store,
-            keyring=make_keyring(settings),
+            keyring=make_keyring(settings, shared),
             admission=Admission(
                 limits.max_inflight,
                 limits.max_queue,
@@ -105,21 +101,21 @@ class Router:
             tracing=_tracing(settings, now),
             guard=guard,
             versions=EngineVersions(pool, now),
-            responses=ResponseStore(limits.response_bytes),
+            responses=ResponseStore(limits.response_bytes) if shared is None else shared.responses,
         )
         metrics.register(StoreCollector(store, now))
         metrics.register(PairCollector(fleet.pairs, now))
         metrics.register(FleetCollector(fleet, self.context.loads, metrics, now))
         share = ClientShare(limits.max_inflight, now)
         self.state = ServerState(self._handle, limits.max_body_bytes, share, share.refused, guard.gate.admit)
-        self.admin = Admin(
-            settings.admin,
+        self.pages = Pages(
             metrics.registry,
             self.context.decisions,
             self.why_not_ready,
             lambda: self.context.versions.add_to(fleet.describe(self.context.loads, now())),
             self._status,
         )
+        self.admin = Admin(settings.admin, self.pages.read_soon)
         self._started = time.time()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -129,20 +125,29 @@ class Router:
 
         Raises OSError when one is taken, DiscoveryError when engines can never be found.
         """
+        port = await self.listen()
+        await self.begin()
+        return port, await self.admin.start()
+
+    async def listen(self) -> int:
+        """Take connections from here on. Returns the port. Raises OSError."""
         self._server = await self._loop.create_server(
             lambda: ClientConnection(self.state, time.monotonic),
             self.settings.listen.host,
             self.settings.listen.port,
             backlog=BACKLOG,
+            reuse_port=self._is_worker or None,
             ssl=self._guard.listener_context,
             ssl_handshake_timeout=HANDSHAKE_SECONDS if self._guard.listener is not None else None,
         )
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def begin(self) -> None:
+        """Look for the engines, and watch deadlines. Raises DiscoveryError."""
         self.context.pool.start()
         self._store.start()
         await self.discovery.start()
         self._sweeper = asyncio.create_task(self._sweep(), name="client-deadlines")
-        port = int(self._server.sockets[0].getsockname()[1])
-        return port, await self.admin.start()
 
     async def drain(self) -> bool:
         """Stop accepting, let running turns finish. Returns whether all did within the drain timeout.
@@ -316,51 +321,3 @@ def _tracing(settings: Settings, now: Callable[[], float]) -> Tracing | None:
             [f"--otlp-endpoint: needs the extra `tracing` (no module {error.name}): pip install 'pd-operator[tracing]'"]
         ) from error
     return Tracing(settings.tracing, now)
-
-
-async def serve(settings: Settings) -> int:
-    """Run until SIGTERM or SIGINT, and drain; a second one ends the drain. Returns the exit code."""
-    raise_limit()
-    try:
-        router = Router(settings)
-    except SettingsError as error:
-        for problem in error.problems:
-            print(f"pd-router: {problem}", file=sys.stderr)
-        return 2
-    try:
-        port, admin_port = await router.start()
-    except DiscoveryError as error:
-        print(f"pd-router: {error}", file=sys.stderr)
-        await router.stop()
-        return 2
-    except OSError as error:
-        print(f"pd-router: cannot listen: {error.strerror or error} (--listen, --admin)", file=sys.stderr)
-        await router.stop()
-        return 1
-    log.info("listening on port %d, admin on port %d", port, admin_port)
-    gc.freeze()  # what start-up made lives as long as the process; collections need not look at it again
-    gc.set_threshold(GC_THRESHOLD)
-    signals: asyncio.Queue[None] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signals.put_nowait, None)
-    await signals.get()
-    log.info("draining %d connections", len(router.state.connections))
-    drain = asyncio.create_task(router.drain(), name="drain")
-    again = asyncio.create_task(signals.get(), name="second-signal")
-    await asyncio.wait((drain, again), return_when=asyncio.FIRST_COMPLETED)
-    if not drain.done():
-        log.warning("told to stop a second time: %d connections are cut", len(router.state.connections))
-    elif not drain.result():
-        log.warning("drain timeout: %d connections are cut", len(router.state.connections))
-    for task in (drain, again):
-        task.cancel()
-    await router.stop()
-    return 0
-
-
-def run(settings: Settings, logging_: Logging) -> int:
-    """Set up logging and run the loop."""
-    configure(logging_)
-    code: int = uvloop.run(serve(settings))
-    return code

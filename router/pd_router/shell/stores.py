@@ -14,12 +14,13 @@ from pd_router.core.settings import Settings, SettingsError
 from pd_router.core.store_memory import MemoryStore
 from pd_router.shell.store_metrics import SharedStoreMetrics
 from pd_router.shell.valkey_store import IncarnationOf, ValkeyStore
+from pd_router.shell.worker_store import Shared, WorkerStore
 
 
-def make_keyring(settings: Settings) -> Keyring:
+def make_keyring(settings: Settings, shared: Shared | None = None) -> Keyring:
     """Raises SettingsError for a key file that cannot be used."""
     if settings.valkey is None:
-        return Keyring(secrets.token_bytes(32))
+        return Keyring(secrets.token_bytes(32) if shared is None else shared.secret)
     try:
         return Keyring(Path(settings.valkey.key_file).read_bytes().rstrip(b"\r\n"))
     except OSError as error:
@@ -29,11 +30,17 @@ def make_keyring(settings: Settings) -> Keyring:
 
 
 def make_store(
-    settings: Settings, metrics: SharedStoreMetrics, incarnation_of: IncarnationOf
-) -> MemoryStore | ValkeyStore:
-    """Not started. Raises SettingsError for files that cannot be used."""
+    settings: Settings, metrics: SharedStoreMetrics, incarnation_of: IncarnationOf, shared: Shared | None = None
+) -> MemoryStore | ValkeyStore | WorkerStore:
+    """Not started. Raises SettingsError for files that cannot be used.
+
+    Args:
+        shared: what a worker has in common with the others.
+    """
     reuse, valkey = settings.reuse, settings.valkey
     if valkey is None:
+        if shared is not None:
+            return WorkerStore(shared.line, metrics, incarnation_of)
         metrics.up.set(1)
         return MemoryStore(reuse.cap_bytes, reuse.cap_entries, reuse.handle_ttl, reuse.engine_ttl)
     for flag, path in (("--valkey-password-file", valkey.password_file), ("--valkey-ca-file", valkey.ca_file)):
