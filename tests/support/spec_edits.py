@@ -61,6 +61,7 @@ TABLE: list[Row] = [
     ("customProfile.acceleratorsPerNode", 4, NOBODY, CUSTOM),
     ("customProfile.defaultBackend", "LIBFABRIC", ENGINES, CUSTOM),
     ("router.replicas", 3, NOBODY, ()),
+    ("router.scaling", "External", NOBODY, ()),
     ("router.handleStore.maxBytes", 1 << 20, {R}, ()),
     ("router.handleStore.maxEntries", 5, {R}, ()),
     ("router.auth.gateway.secretRef", SECRET, {R}, (BY_HEADER,)),
@@ -85,6 +86,9 @@ TABLE: list[Row] = [
     ("router.limits.maxQueue", 5, {R}, ()),
     *((f"router.timeouts.{name}Seconds", 7, {R}, ()) for name in
       ("queue", "connect", "prefill", "pull", "firstByte", "idle", "answer", "drain")),
+    *((f"router.placement.{name}", 7, {R}, ()) for name in
+      ("decodeOverloadTurns", "pairQuarantineSeconds", "retryPercent", "bypass.maxNewTokens", "bypass.maxNewPercent",
+       "bypass.maxDecodeTurns")),
     ("router.image", "r.example/pd-router:2", {R}, ()),
     ("router.resources.requests", {"cpu": 2}, {R}, ()),
     ("router.resources.limits", {"cpu": 2}, {R}, ()),

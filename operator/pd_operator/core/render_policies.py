@@ -28,7 +28,8 @@ def disruption_budgets(deployment: PDDeployment, context: RenderContext) -> tupl
             name, selector = names.role_name(deployment, role), names.engine_selector(deployment, role)
             budgets.append(_budget(deployment, context, name, role.value, selector))
     router = deployment.spec.router
-    if router.replicas > 1 and router.pod_disruption_budget is Switch.ENABLED:
+    several = router.replicas > 1 or router.scaling is Scaling.EXTERNAL
+    if several and router.pod_disruption_budget is Switch.ENABLED:
         name, selector = names.router_name(deployment), names.router_selector(deployment)
         budgets.append(_budget(deployment, context, name, names.ROUTER, selector))
     return tuple(budgets)

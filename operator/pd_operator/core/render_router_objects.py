@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pd_operator.core import names
-from pd_operator.core.choices import SessionAffinity
+from pd_operator.core.choices import Scaling, SessionAffinity
 from pd_operator.core.model import PDDeployment
 from pd_operator.core.render_context import RenderContext
 from pd_operator.core.render_object import child, literal, without_nothing
@@ -69,8 +69,9 @@ def router_service(deployment: PDDeployment, context: RenderContext) -> dict[str
 def router_deployment(deployment: PDDeployment, context: RenderContext) -> dict[str, Any]:
     """The routers. A new template starts its pods before old ones end, so that no request finds none."""
     settings = deployment.spec.router
+    replicas = {} if settings.scaling is Scaling.EXTERNAL else {"replicas": settings.replicas}
     spec = {
-        "replicas": settings.replicas,
+        **replicas,
         "selector": {"matchLabels": names.router_selector(deployment)},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         "template": {

@@ -5,32 +5,15 @@ from __future__ import annotations
 from pydantic import Field
 
 from pd_operator.core import fields
-from pd_operator.core.choices import ServiceType, SessionAffinity, StoreType, Switch
+from pd_operator.core.choices import Scaling, ServiceType, SessionAffinity, Switch
 from pd_operator.core.fields import Port, Replicas, Seconds, SpecModel
 from pd_operator.core.spec_pod import Annotations, PodSettings, Resources
 from pd_operator.core.spec_router_access import RouterAuth, RouterTls, TenantLimits
 from pd_operator.core.spec_router_observe import RouterLogging, RouterTracing
+from pd_operator.core.spec_router_placement import RouterPlacement
+from pd_operator.core.spec_router_store import HandleStore
 
 MIB = 1 << 20
-
-
-class HandleStore(SpecModel):
-    """Where handles wait for the next turn, and how many may wait."""
-
-    type: StoreType = Field(
-        default=StoreType.MEMORY,
-        description="Memory: each router has its own, a turn that lands on another router is recomputed.",
-    )
-    max_bytes: int = Field(
-        default=256 * MIB,
-        strict=True,
-        ge=MIB,
-        le=1 << 40,
-        description="Most bytes of handles that one router keeps; the oldest go first.",
-    )
-    max_entries: int = Field(
-        default=100_000, strict=True, ge=1, le=100_000_000, description="Most handles that one router keeps."
-    )
 
 
 class RouterLimits(SpecModel):
@@ -104,6 +87,11 @@ class RouterSpec(SpecModel):
         description="Number of routers. With store type Memory, more than one needs a load balancer that keeps a "
         "conversation on one router; otherwise turns that change router are recomputed.",
     )
+    scaling: Scaling = Field(
+        default=Scaling.FIXED,
+        description="Fixed: `replicas` decides. External: an autoscaler that targets the router's Deployment decides, "
+        "and `replicas` is not applied.",
+    )
     handle_store: HandleStore = Field(default=HandleStore(), description="Where handles are kept between turns.")
     auth: RouterAuth = Field(default=RouterAuth(), description="Who a request belongs to.")
     tls: RouterTls | None = Field(default=None, description="TLS for clients. Absent: plain HTTP.")
@@ -111,6 +99,9 @@ class RouterSpec(SpecModel):
         default=TenantLimits(), description="What one tenant may use of each router; no limits unless set."
     )
     limits: RouterLimits = Field(default=RouterLimits(), description="Bounds on size and number of requests.")
+    placement: RouterPlacement = Field(
+        default=RouterPlacement(), description="Which engines serve a turn, and how long a router trusts them."
+    )
     timeouts: RouterTimeouts = Field(default=RouterTimeouts(), description="Deadlines per leg.")
     logging: RouterLogging = Field(default=RouterLogging(), description="The routers' log.")
     tracing: RouterTracing | None = Field(default=None, description="Spans per turn and leg. Absent: none.")

@@ -251,28 +251,41 @@ async def test_an_owner_that_vanished_unseen_gets_no_children(bench: Bench) -> N
     assert operator.mirror.keys() == ()
 
 
-async def test_replicas_of_an_autoscaled_role_are_left_alone(bench: Bench) -> None:
-    bench.create(("spec.decode.scaling", "External"))
+WORKLOADS = {
+    "decode": STATEFUL_SET,
+    "router": Ref("Deployment", "models", "qwen-router"),
+}
+
+
+@pytest.mark.parametrize(("role", "ref"), WORKLOADS.items(), ids=WORKLOADS)
+async def test_replicas_of_an_autoscaled_role_are_left_alone(bench: Bench, role: str, ref: Ref) -> None:
+    bench.create((f"spec.{role}.scaling", "External"))
     operator = await bench.operator()
     await bench.settle(operator)
-    raw = bench.cluster.objects[STATEFUL_SET]
+    raw = bench.cluster.objects[ref]
     bench.cluster.put({**raw, "spec": {**raw["spec"], "replicas": 5}})
     await bench.settle(operator)
-    bench.change(("spec.engine.maxNumSeqs", 16))
+    before = bench.cluster.objects[ref]["spec"]
+    bench.change((f"spec.{role}.pod", {"labels": {"team": "x"}}))
     await bench.settle(operator)
-    assert bench.cluster.objects[STATEFUL_SET]["spec"]["replicas"] == 5
+    after = bench.cluster.objects[ref]["spec"]
+    assert after["template"] != before["template"]
+    assert after["replicas"] == 5
 
 
-async def test_a_role_that_is_handed_over_to_an_autoscaler_keeps_its_replicas(bench: Bench) -> None:
-    bench.create(("spec.decode.replicas", 3))
+@pytest.mark.parametrize(("role", "ref"), WORKLOADS.items(), ids=WORKLOADS)
+async def test_a_role_that_is_handed_over_to_an_autoscaler_keeps_its_replicas(
+    bench: Bench, role: str, ref: Ref
+) -> None:
+    bench.create((f"spec.{role}.replicas", 3))
     operator = await bench.operator()
     await bench.settle(operator)
-    bench.change(("spec.decode.scaling", "External"))
+    bench.change((f"spec.{role}.scaling", "External"))
     await bench.settle(operator)
-    assert bench.cluster.objects[STATEFUL_SET]["spec"]["replicas"] == 3
-    bench.change(("spec.decode.scaling", "Fixed"), ("spec.decode.replicas", 2))
+    assert bench.cluster.objects[ref]["spec"]["replicas"] == 3
+    bench.change((f"spec.{role}.scaling", "Fixed"), (f"spec.{role}.replicas", 2))
     await bench.settle(operator)
-    assert bench.cluster.objects[STATEFUL_SET]["spec"]["replicas"] == 2
+    assert bench.cluster.objects[ref]["spec"]["replicas"] == 2
 
 
 async def test_an_orphaned_pods_successor_adopts_them(bench: Bench) -> None:

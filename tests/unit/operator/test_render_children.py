@@ -141,10 +141,13 @@ def test_statefulset(role: str) -> None:
     assert selector.items() <= spec["template"]["metadata"]["labels"].items()
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_an_autoscalers_replicas_are_never_sent(role: str) -> None:
-    edits: list[Edit] = [(f"spec.{role}.scaling", "External"), (f"spec.{role}.replicas", 7)]
-    assert "replicas" not in one("StatefulSet", f"qwen-{role}", *edits)["spec"]
+@pytest.mark.parametrize(
+    ("role", "kind"), [("prefill", "StatefulSet"), ("decode", "StatefulSet"), ("router", "Deployment")]
+)
+def test_an_autoscalers_replicas_are_never_sent(role: str, kind: str) -> None:
+    number: Edit = (f"spec.{role}.replicas", 7)
+    assert one(kind, f"qwen-{role}", number)["spec"]["replicas"] == 7
+    assert "replicas" not in one(kind, f"qwen-{role}", number, (f"spec.{role}.scaling", "External"))["spec"]
 
 
 @pytest.mark.parametrize(
@@ -191,6 +194,7 @@ def test_router_service() -> None:
         ([("spec.decode.replicas", 2), ("spec.decode.podDisruptionBudget", "Disabled")], []),
         ([("spec.router.replicas", 2), ("spec.router.podDisruptionBudget", "Disabled")], []),
         ([("spec.decode.scaling", "External")], ["qwen-decode"]),
+        ([("spec.router.scaling", "External")], ["qwen-router"]),
     ],
 )
 def test_budgets_never_block_the_drain_of_a_single_pod(edits: list[Edit], budgets: list[str]) -> None:
