@@ -87,6 +87,8 @@ class EngineConfig:
     template: Template = field(default_factory=Template)
     max_model_len: int = 65536
     version: str = "0.32.0"
+    details: bool = True
+    """`--enable-prompt-tokens-details`."""
     port: int = 0
     host: str = "127.0.0.1"
     keepalive_timeout: float = 75.0

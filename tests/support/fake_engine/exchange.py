@@ -176,8 +176,9 @@ class Exchange:
         cached = (record.local_tokens or 0) + (record.pulled_tokens or 0)
         told = record.params.get(TOLD_CACHED) if isinstance(record.params, dict) else None
         cached = told if isinstance(told, int) else cached
+        prompt, details = record.prompt_tokens or 0, self.engine.config.details
         reply = wire.Reply(
-            self.api, self.public_id, int(time.time()), body["model"], answers, record.prompt_tokens or 0, cached, body
+            self.api, self.public_id, int(time.time()), body["model"], answers, prompt, cached, body, details
         )
         if self.behaviour.hold is not None:
             await self.behaviour.hold.wait()

@@ -204,9 +204,9 @@ def message(reply: Reply, handle: Any, failed: bool = False) -> dict[str, Any]:
 
 def _message_usage(reply: Reply, generated: int) -> dict[str, Any]:
     return {
-        "input_tokens": reply.prompt_tokens - reply.cached_tokens,
+        "input_tokens": reply.prompt_tokens - (reply.cached_tokens if reply.details else 0),
         "output_tokens": generated,
-        "cache_read_input_tokens": reply.cached_tokens,
+        **({"cache_read_input_tokens": reply.cached_tokens} if reply.details else {}),
     }
 
 

@@ -48,6 +48,7 @@ class Reply:
     prompt_tokens: int
     cached_tokens: int
     body: Mapping[str, Any]
+    details: bool = True
 
     @property
     def chat(self) -> bool:
@@ -61,7 +62,7 @@ class Reply:
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + generated,
             "completion_tokens": generated,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens} if self.details else None,
         }
 
 
