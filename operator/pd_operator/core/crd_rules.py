@@ -14,7 +14,7 @@ from pd_operator.core import crd_rules_access, crd_rules_engine, crd_rules_pod
 from pd_operator.core.cel import Rule, rule, text, words
 from pd_operator.core.crd_schema import Schema
 from pd_operator.core.profiles import CPU, P5EN_EFA
-from pd_operator.core.rules_transfer import FIELD_OF_KEY, FREE_KEYS
+from pd_operator.core.rules_transfer import BYPASS_NEEDS_CACHE, FIELD_OF_KEY, FREE_KEYS
 from pd_operator.core.spec_transfer import READ_MARGIN_SECONDS
 
 JSON: Final = r'^(-?[0-9]+([.][0-9]+)?|true|false|null|".*"|\[.*\]|\{.*\})$'
@@ -58,6 +58,8 @@ def _spec_rules() -> list[Rule]:
         *_width_rules("prefill"),
         *_width_rules("decode"),
         *map(_efa_provider_rule, ("engine", "prefill", "decode")),
+        rule("self.decode.prefixCaching || self.router.placement.bypass.maxNewTokens == 0", BYPASS_NEEDS_CACHE,
+             "router.placement.bypass.maxNewTokens"),
         rule("has(self.engine.image)", "is required in a cluster: a container image with vLLM and NIXL",
              "engine.image"),
     ]  # fmt: skip

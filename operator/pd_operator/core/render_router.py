@@ -83,6 +83,12 @@ def _options(deployment: PDDeployment) -> list[str]:
         "--idle-timeout": router.timeouts.idle_seconds,
         "--answer-timeout": router.timeouts.answer_seconds,
         "--drain-timeout": router.timeouts.drain_seconds,
+        "--decode-overload": router.placement.decode_overload_turns,
+        "--pair-quarantine": router.placement.pair_quarantine_seconds,
+        "--retry-share": f"{router.placement.retry_percent / 100:g}",
+        "--bypass-tokens": router.placement.bypass.max_new_tokens,
+        "--bypass-share": f"{router.placement.bypass.max_new_percent / 100:g}",
+        "--bypass-decode-turns": router.placement.bypass.max_decode_turns,
     }
     options.update(_limits(deployment))
     options.update(_observe(deployment))

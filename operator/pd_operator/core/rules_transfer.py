@@ -106,4 +106,16 @@ def handle_store(deployment: PDDeployment) -> Iterator[Problem]:
         )
 
 
-RULES = (time_limits, backend, load_failure_policy, extra_config, handle_store)
+BYPASS_NEEDS_CACHE: Final = (
+    "must be 0 with spec.decode.prefixCaching false: decode would compute the whole prompt of such a turn"
+)
+
+
+def bypass(deployment: PDDeployment) -> Iterator[Problem]:
+    """Decode serves a turn alone from its prefix cache."""
+    tokens = deployment.spec.router.placement.bypass.max_new_tokens
+    if tokens and not deployment.spec.decode.prefix_caching:
+        yield Problem("spec.router.placement.bypass.maxNewTokens", f"{BYPASS_NEEDS_CACHE}; got {tokens}")
+
+
+RULES = (bypass, time_limits, backend, load_failure_policy, extra_config, handle_store)

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pd_operator.core.fields import COLLECTOR
+from pd_operator.core.fields import COLLECTOR, VALKEY
 from pd_operator.core.generation import generation
 from pd_operator.core.render_router import render_router, render_router_in_cluster
 from pd_router.__main__ import parse_settings
 from pd_router.core.access import Access, Tls
-from pd_router.core.settings import Limits, Reuse, Settings, Tenancy, Timeouts
+from pd_router.core.settings import Bypass, Limits, Reuse, Settings, Tenancy, Timeouts
+from pd_router.core.store_settings import Valkey, parse_url
 from pd_router.core.tenant_limits import TenantLimits
 from support.pddeployments import EXAMPLES, deployment, example
 
@@ -41,7 +42,9 @@ def test_the_router_accepts_the_examples_in_a_cluster(name: str) -> None:
     found = parse_settings(argv[1:])[0]
     assert found.pods is not None
     assert (found.pods.namespace, found.pods.name) == ("team", value.metadata.name)
-    assert replace(found, pods=None, prefill=(), decode=(), listen=None, admin=None, generation="") == replace(
+    assert (found.valkey is None) is (value.spec.router.handle_store.valkey is None)
+    apart = {"pods": None, "valkey": None, "prefill": (), "decode": (), "listen": None, "admin": None}
+    assert replace(found, **apart, generation="") == replace(
         settings_of(base=example(name)), prefill=(), decode=(), listen=None, admin=None, generation=""
     )
 
@@ -52,6 +55,7 @@ def test_defaults_are_the_same_on_both_sides() -> None:
     assert found.tenancy == Tenancy()
     assert found.limits == Limits()
     assert found.timeouts == Timeouts()
+    assert found.bypass == Bypass()
     assert found.access == Access()
     assert found.tls == Tls()
     assert found.tenant_limits == TenantLimits()
@@ -72,6 +76,10 @@ def test_defaults_are_the_same_on_both_sides() -> None:
         (("spec.router.tracing", {"endpoint": "http://c:1", "samplingPercent": 7}), "tracing.endpoint", "http://c:1"),
         (("spec.router.tracing", {"endpoint": "http://c:1", "samplingPercent": 7}), "tracing.sampling_ratio", 0.07),
         (("spec.router.timeouts.pullSeconds", 5), "timeouts.pull", 5),
+        (("spec.router.placement.retryPercent", 7), "limits.retry_share", 0.07),
+        (("spec.router.placement.pairQuarantineSeconds", 9), "timeouts.pair_quarantine", 9),
+        (("spec.router.placement.bypass.maxNewTokens", 300), "bypass.tokens", 300),
+        (("spec.router.placement.bypass.maxNewPercent", 25), "bypass.share", 0.25),
     ],
 )
 def test_a_field_reaches_its_setting(edit: tuple[str, Any], path: str, value: Any) -> None:
@@ -92,6 +100,45 @@ def test_secrets_are_files_that_the_router_is_told_of() -> None:
         api_keys_file="/etc/pd-router/api-keys/b", engine_api_key_file="/etc/pd-router/engine-key/b"
     )
     assert found.tls == Tls("/etc/pd-router/tls/tls.crt", "/etc/pd-router/tls/tls.key", "/etc/pd-router/client-ca/b")
+
+
+def test_a_shared_store_reaches_the_router_with_files_for_its_secrets() -> None:
+    secret = {"name": "a", "key": "b"}
+    store = {
+        "url": "rediss://valkey.cache:6380/2",
+        "keySecretRef": secret,
+        "username": "pd",
+        "passwordSecretRef": secret,
+        "caSecretRef": secret,
+        "timeoutMilliseconds": 100,
+        "maxEntryBytes": 5000,
+    }
+    value = deployment(("spec.router.handleStore", {"type": "Valkey", "valkey": store}))
+    found = parse_settings(render_router_in_cluster(value, "0.0.0.0:8000", "0.0.0.0:9000").argv[1:])[0]
+    assert found.valkey == Valkey(
+        url="rediss://valkey.cache:6380/2",
+        key_file="/etc/pd-router/handle-key/b",
+        username="pd",
+        password_file="/etc/pd-router/valkey-password/b",
+        ca_file="/etc/pd-router/valkey-ca/b",
+        timeout=0.1,
+        max_entry_bytes=5000,
+    )
+    # One machine has one router, and no Secrets.
+    assert settings_of(("spec.router.handleStore", {"type": "Valkey", "valkey": store})).valkey is None
+
+
+def test_a_shared_store_has_the_same_defaults_on_both_sides() -> None:
+    store = {"url": "valkey://cache", "keySecretRef": {"name": "a", "key": "b"}}
+    value = deployment(("spec.router.handleStore", {"type": "Valkey", "valkey": store}))
+    found = parse_settings(render_router_in_cluster(value, "0.0.0.0:8000", "0.0.0.0:9000").argv[1:])[0]
+    assert found.valkey == Valkey("valkey://cache", "/etc/pd-router/handle-key/b")
+
+
+@given(url=st.from_regex(VALKEY, fullmatch=True))
+@settings(deadline=None)
+def test_a_server_that_the_definition_accepts_is_one_for_the_router(url: str) -> None:
+    parse_url(url)
 
 
 @given(endpoint=st.from_regex(COLLECTOR, fullmatch=True))

@@ -44,6 +44,12 @@ DEFAULTS = [
     ("--idle-timeout", "120"),
     ("--answer-timeout", "1800"),
     ("--drain-timeout", "120"),
+    ("--decode-overload", "4"),
+    ("--pair-quarantine", "30"),
+    ("--retry-share", "0.2"),
+    ("--bypass-tokens", "0"),
+    ("--bypass-share", "0.1"),
+    ("--bypass-decode-turns", "4"),
     ("--log-level", "info"),
     ("--log-format", "json"),
 ]
@@ -86,6 +92,12 @@ def test_defaults_are_these_and_no_others() -> None:
         ("spec.router.timeouts.pullSeconds", 35, "--pull-timeout", "35"),
         ("spec.router.timeouts.answerSeconds", 36, "--answer-timeout", "36"),
         ("spec.router.timeouts.drainSeconds", 34, "--drain-timeout", "34"),
+        ("spec.router.placement.decodeOverloadTurns", 9, "--decode-overload", "9"),
+        ("spec.router.placement.pairQuarantineSeconds", 41, "--pair-quarantine", "41"),
+        ("spec.router.placement.retryPercent", 5, "--retry-share", "0.05"),
+        ("spec.router.placement.bypass.maxNewTokens", 300, "--bypass-tokens", "300"),
+        ("spec.router.placement.bypass.maxNewPercent", 25, "--bypass-share", "0.25"),
+        ("spec.router.placement.bypass.maxDecodeTurns", 3, "--bypass-decode-turns", "3"),
     ],
 )
 def test_field_becomes_flag(path: str, value: Any, flag: str, expected: str) -> None:
