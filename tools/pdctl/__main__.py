@@ -8,6 +8,7 @@ from pdctl.shell.cluster.command import app as cluster
 from pdctl.shell.demo_command import demo
 from pdctl.shell.model_command import make
 from pdctl.shell.render_command import render
+from pdctl.shell.top_command import top
 from pdctl.shell.up_command import up
 from pdctl.shell.version_command import version
 
@@ -25,6 +26,7 @@ app.add_typer(cluster, name="cluster")
 app.command("up")(up)
 app.command("demo")(demo)
 app.command("render")(render)
+app.command("top")(top)
 app.command("version")(version)
 
 

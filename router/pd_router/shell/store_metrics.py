@@ -43,6 +43,14 @@ class StoreCollector(Collector):
         for holder, tokens in stats.pinned_tokens.items():
             pinned.add_metric([holder], tokens)
         yield pinned
+        handles = GaugeMetricFamily(
+            "pd_router_pinned_handles",
+            "Handles that a decode engine gave out and still holds blocks for",
+            labels=["engine"],
+        )
+        for holder, count in stats.pinned_handles.items():
+            handles.add_metric([holder], count)
+        yield handles
 
 
 class SharedStoreMetrics:
