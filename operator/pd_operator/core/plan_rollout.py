@@ -18,7 +18,7 @@ Nothing is remembered: everything follows from the engines that exist. Separate 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -191,7 +191,7 @@ def _keeping(generation: str, views: tuple[_View, _View], old: str) -> tuple[tup
     """Partitions that keep a pair of one earlier generation, as long as that brings the rollout forward."""
     one, two = views
     floors = (_lowest(one, old) + 1, _lowest(two, old) + 1)
-    means = (_means(one, floors[0], old), _means(two, floors[1], old))
+    means = (_means(one, floors[0], {old, generation}), _means(two, floors[1], {old, generation}))
     if _Means.PAUSED in means:
         return (one.count, two.count), False
     single = tuple(mean is _Means.SINGLE for mean in means)
@@ -208,13 +208,13 @@ def _lowest(view: _View, old: str) -> int:
     return min(engine.index for engine in view.side.engines if engine.generation == old and engine.ready)
 
 
-def _means(view: _View, floor: int, old: str) -> _Means:
+def _means(view: _View, floor: int, useful: Set[str]) -> _Means:
     if not view.limit:
         return _Means.PAUSED
     if view.new or max(floor, view.side.user_partition) < view.count:
         return _Means.STAGED
     below = [engine for engine in view.side.engines if engine.index < floor - 1]
-    hopeless = sum(engine.troubled or engine.generation != old for engine in below)
+    hopeless = sum(engine.troubled or engine.generation not in useful for engine in below)
     return _Means.WAITING if hopeless < floor - 1 else _Means.SINGLE
 
 
