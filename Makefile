@@ -53,6 +53,9 @@ lint: $(STAMP) ## ruff, mypy strict, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+fuzz: $(STAMP) ## 1.2 million damaged requests, bodies and streams for the router, with progress (minutes)
+	$(BIN)/python tests/fuzz/run.py
+
 perf-router: $(STAMP) ## CPU per streamed turn: ours, vllm-router and vLLM's example proxy, side by side
 	$(BIN)/python tests/perf/router.py
 
@@ -76,4 +79,4 @@ lock: ## pin requirements/ again from pyproject.toml (hashes, no addresses)
 	  $(COMPILE) --constraint requirements/engine-cpu.txt pyproject.toml --extra $$part $$more -o requirements/image-$$part.txt; \
 	done
 
-.PHONY: help install demo test test-fast cluster-binaries store-server test-cluster lint perf-router crds metrics chart lock
+.PHONY: fuzz help install demo test test-fast cluster-binaries store-server test-cluster lint perf-router crds metrics chart lock

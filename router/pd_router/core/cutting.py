@@ -77,7 +77,16 @@ def strip_json(body: bytes) -> tuple[bytes, Handle | None]:
     if found is None:
         raise errors.upstream_failed("decode", "its answer cannot be read")
     spans, handle = found
-    return _without_quotes(splice(body, spans)), handle
+    rest = splice(body, spans)
+    if spans and _names_again(rest):
+        raise errors.upstream_failed("decode", "its answer cannot be read")
+    return _without_quotes(rest), handle
+
+
+def _names_again(rest: bytes) -> bool:
+    """Whether a member is there after the cut: in what was no JSON, two ends can make a key that was none before."""
+    found = find_members(rest)
+    return found is None or bool(found[0])
 
 
 def frame_openai(body: bytes) -> bytes:
@@ -101,6 +110,8 @@ def cut_event(event: bytes, frame: Callable[[bytes], bytes] = frame_openai) -> C
         return None
     spans, handle = found
     rest = splice(event, _in_event(spans, lines)) if spans else event
+    if spans and _names_again(splice(payload, spans)):
+        return None
     if NAME in rest:
         rest = _without_named_lines(rest)
     return _judge_rest(rest, handle, frame)

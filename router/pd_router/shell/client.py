@@ -175,6 +175,8 @@ class ClientConnection(asyncio.Protocol):
     def refuse(self, error: ApiError) -> None:
         """Answer without reading on: what follows on this connection cannot be trusted to be a request."""
         self._refused = error
+        if self.transport is not None and self.transport.is_closing():
+            return  # the client has said that it sends no more, and has its answer
         self.requested(Request("POST", "", {}, b"", False, False, self._now(), error))
 
     def body_expected(self) -> None:
