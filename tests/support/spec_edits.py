@@ -78,6 +78,7 @@ TABLE: list[Row] = [
     ("router.tenantLimits.retainedTokens", 5, {R}, ()),
     ("router.auth.anonymous", "Allowed", {R}, ()),
     ("router.limits.maxBodyBytes", 2048, {R}, ()),
+    ("router.limits.responseBytes", 0, {R}, ()),
     ("router.logging.level", "Warning", {R}, ()),
     ("router.logging.format", "Text", {R}, ()),
     ("router.tracing.endpoint", "https://collector:4318", {R}, (TRACED,)),

@@ -75,6 +75,7 @@ def _options(deployment: PDDeployment) -> list[str]:
         "--max-body-bytes": router.limits.max_body_bytes,
         "--max-inflight": router.limits.max_inflight,
         "--max-queue": router.limits.max_queue,
+        "--response-cap-bytes": router.limits.response_bytes,
         "--queue-timeout": router.timeouts.queue_seconds,
         "--connect-timeout": router.timeouts.connect_seconds,
         "--prefill-timeout": router.timeouts.prefill_seconds,

@@ -36,6 +36,14 @@ class RouterLimits(SpecModel):
         le=1_000_000,
         description="Most requests that wait for a place, per router; further ones get a 429 with Retry-After.",
     )
+    response_bytes: int = Field(
+        default=64 * MIB,
+        strict=True,
+        ge=0,
+        le=1 << 34,
+        description="Items of finished responses that each router keeps in memory, for previous_response_id of the "
+        "Responses API. 0 keeps none; then clients have to send all items.",
+    )
 
 
 class RouterTimeouts(SpecModel):

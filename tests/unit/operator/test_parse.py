@@ -39,6 +39,7 @@ DEFAULTS = [
     ("router.auth.tenantFrom", "Authorization"),
     ("router.auth.anonymous", "NoReuse"),
     ("router.limits.maxBodyBytes", 16 * 1024 * 1024),
+    ("router.limits.responseBytes", 64 * 1024 * 1024),
     ("router.timeouts.connectSeconds", 2),
     ("router.placement.decodeOverloadTurns", 4),
     ("router.placement.retryPercent", 20),
