@@ -15,7 +15,6 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from pd_router.core.breaker import FAILURES_TO_OPEN, Breaker
 from pd_router.core.placement import Loads
 from pd_router.shell.fleet import Fleet
 from pd_router.shell.metrics import Bound, Metrics
@@ -94,16 +93,9 @@ class FleetCollector(Collector):
                 found.add_metric([role, state], count[state])
             for member in members:
                 key = [role, member.key]
-                state = breaker_state(member.breaker, now)
+                state = member.breaker.state(now)
                 for one in BREAKER_STATES:
                     breakers.add_metric([*key, one], float(one == state))
                 turns.add_metric(key, self._loads.turns(member.key))
                 tokens.add_metric(key, self._loads.tokens(member.key))
         yield from (found, breakers, turns, tokens)
-
-
-def breaker_state(breaker: Breaker, now: float) -> str:
-    """One of `BREAKER_STATES`."""
-    if breaker.failures < FAILURES_TO_OPEN:
-        return "closed"
-    return "open" if now < breaker.until else "half_open"

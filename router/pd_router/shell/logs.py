@@ -15,6 +15,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
+import orjson
+
 from pd_router.core.observe import Logging
 
 TURN_KEYS: Final[Mapping[str, str]] = {
@@ -94,7 +96,10 @@ class JsonLines(logging.Formatter):
         fields |= getattr(record, "turn", {})
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
-        return _encodable(json.dumps(fields, ensure_ascii=False, default=str))
+        try:
+            return orjson.dumps(fields, default=str).decode()
+        except orjson.JSONEncodeError:
+            return _encodable(json.dumps(fields, ensure_ascii=False, default=str))
 
 
 class TextLines(logging.Formatter):

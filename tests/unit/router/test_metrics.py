@@ -7,12 +7,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import pd_router
-from pd_router.core.breaker import Breaker
 from pd_router.core.placement import Loads
-from pd_router.shell.discovery_metrics import TROUBLES, DiscoveryMetrics, FleetCollector, breaker_state
+from pd_router.shell.discovery_metrics import BREAKER_STATES, TROUBLES, DiscoveryMetrics, FleetCollector
 from pd_router.shell.exchange import Address
 from pd_router.shell.fleet import Fleet, Member
 from pd_router.shell.metrics import LEG_REASONS, OTHER, RESULTS, Bound, BoundPair, Metrics
@@ -114,17 +111,6 @@ def test_engines_that_come_and_go_leave_no_series() -> None:
     assert series(metrics) == before
 
 
-@pytest.mark.parametrize(
-    ("failures", "now", "state"),
-    [(0, 0.0, "closed"), (2, 0.0, "closed"), (3, 0.0, "open"), (3, 4.9, "open"), (3, 5.0, "half_open")],
-)
-def test_states_of_a_breaker(failures: int, now: float, state: str) -> None:
-    breaker = Breaker()
-    for _ in range(failures):
-        breaker.failed(0.0)
-    assert breaker_state(breaker, now) == state
-
-
 def test_what_is_told_about_an_engine() -> None:
     metrics, loads = Metrics(), Loads()
     fleet = Fleet(metrics, frozenset(), lambda _key: 0, lambda _member: None)
@@ -141,5 +127,9 @@ def test_what_is_told_about_an_engine() -> None:
     assert value("engine_turns", role="prefill", engine="p0") == 1
     assert value("engine_prefill_tokens", role="prefill", engine="p0") == 500
     assert value("engine_breaker_state", role="prefill", engine="p0", state="open") == 1
-    assert value("engine_breaker_state", role="prefill", engine="p0", state="closed") == 0
+    assert [value("engine_breaker_state", role="prefill", engine="p0", state=one) for one in BREAKER_STATES] == [
+        0,
+        0,
+        1,
+    ]
     assert value("engines", role="prefill", state="not_ready") == 1
