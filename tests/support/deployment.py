@@ -156,7 +156,11 @@ class Deployment:
         """Wait until the router sees exactly ``count`` engines as ready. Raises TimeoutError."""
 
         async def seen() -> bool:
-            return sum(bool(member["ready"]) for member in await self._fleet()) == count
+            views: dict[str, list[bool]] = {}
+            for member in await self._fleet():
+                views.setdefault(member["engine"], []).append(member["ready"])
+            # With several workers each has its own view: of one that is away nobody may say that it is there.
+            return sum(map(all if count else any, views.values())) == count
 
         await until(seen)
 

@@ -74,6 +74,12 @@ class RouterProcess:
         return self._process.returncode if self._process is not None else None
 
     @property
+    def pid(self) -> int:
+        """Process id while it runs."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         """Everything written to stdout and stderr so far."""
         if self._log is None:
