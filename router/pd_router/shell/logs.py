@@ -59,6 +59,7 @@ LINE_KEYS: Final[Mapping[str, str]] = {
     "message": "a sentence; `turn` for that line",
     "request_id": "the client's `X-Request-Id`, or the router's own; the same is sent to both engines and back",
     "trace_id": "of the turn's trace, when it is traced",
+    "worker": "number of the process, from 0, of a router with several",
     "exception": "a stack trace",
 }
 """Keys of every line."""
@@ -81,18 +82,40 @@ def log_turn(fields: Mapping[str, Any]) -> None:
         _turns.info("turn", extra={"turn": chosen})
 
 
-def configure(settings: Logging) -> None:
-    """Set up the root logger; what was set up before is replaced."""
+def configure(settings: Logging, worker: int | None = None) -> None:
+    """Set up the root logger; what was set up before is replaced. `worker`: the process's number, if it is one."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if settings.format == "json" else TextLines())
+    handler.setFormatter((JsonLines if settings.format == "json" else TextLines)(worker))
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
 
 
-class JsonLines(logging.Formatter):
+class _Lines(logging.Formatter):
+    def __init__(self, worker: int | None = None) -> None:
+        super().__init__()
+        self._worker = worker
+
+    def _head(self, record: logging.LogRecord) -> dict[str, Any]:
+        fields: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        request_id, trace_id = current.get()
+        if request_id:
+            fields["request_id"] = request_id
+        if trace_id:
+            fields["trace_id"] = trace_id
+        if self._worker is not None:
+            fields["worker"] = self._worker
+        return fields
+
+
+class JsonLines(_Lines):
     """One JSON object per line: what log collectors expect."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = _head(record)
+        fields = self._head(record)
         fields |= getattr(record, "turn", {})
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
@@ -102,32 +125,17 @@ class JsonLines(logging.Formatter):
             return _encodable(json.dumps(fields, ensure_ascii=False, default=str))
 
 
-class TextLines(logging.Formatter):
+class TextLines(_Lines):
     """One line per record for people, but for stack traces."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = _head(record)
+        fields = self._head(record)
         words = [fields.pop("time"), fields.pop("level").upper(), fields.pop("logger"), fields.pop("message")]
         fields |= getattr(record, "turn", {})
         # A line end in somebody's words would begin a line that looks like the router's own.
         text = " ".join((*words, *(f"{key}={_word(value)}" for key, value in fields.items())))
         line = _encodable(text).replace("\n", "\\n")
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
-
-
-def _head(record: logging.LogRecord) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
-        "level": record.levelname.lower(),
-        "logger": record.name,
-        "message": record.getMessage(),
-    }
-    request_id, trace_id = current.get()
-    if request_id:
-        fields["request_id"] = request_id
-    if trace_id:
-        fields["trace_id"] = trace_id
-    return fields
 
 
 def _encodable(line: str) -> str:

@@ -118,6 +118,6 @@ def run_worker(settings: Settings, logging_: Logging) -> int:
     joining = Joining.read(os.environ.pop(WORKER_VARIABLE))
     if not _die_with(joining.parent):
         return 1
-    configure(logging_)
+    configure(logging_, joining.index)
     code: int = uvloop.run(_serve(settings, joining))
     return code

@@ -99,6 +99,17 @@ def test_turns_are_of_level_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines(capsys) == []
 
 
+@pytest.mark.parametrize("worker", [0, 3])
+def test_a_worker_says_which_one_it_is(capsys: pytest.CaptureFixture[str], worker: int) -> None:
+    logs.configure(Logging(), worker)
+    logs.log_turn(FIELDS)
+    logs.configure(Logging(format="text"), worker)
+    logs.log_turn(FIELDS)
+    as_json, as_text = lines(capsys)
+    assert json.loads(as_json)["worker"] == worker
+    assert f" worker={worker}" in as_text
+
+
 def test_the_keys_are_documented() -> None:
     text = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
     part = text.partition("## Log")[2].partition("\n## ")[0]
