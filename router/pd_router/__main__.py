@@ -117,6 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="an idle client connection is closed",
     )
     add("--drain-timeout", type=float, default=timeouts.drain, metavar="S", help="for running turns after SIGTERM")
+    add("--lease", type=float, default=timeouts.lease, metavar="S", help="the engines' kv_lease_duration")
     add(
         "--pair-quarantine",
         type=float,
@@ -264,6 +265,7 @@ def parse_settings(arguments: Sequence[str]) -> tuple[Settings, Logging]:
             client=args.client_timeout,
             keep_alive=args.keep_alive_timeout,
             drain=args.drain_timeout,
+            lease=args.lease,
             pair_quarantine=args.pair_quarantine,
             probe_interval=args.probe_interval,
             probe_timeout=args.probe_timeout,

@@ -106,7 +106,7 @@ TABLE: list[Row] = [
     ("kvTransfer.connector", "Stock", ENGINES, ()),
     ("kvTransfer.connectorImage", "r.example/pd-connector:2", ENGINES, ()),
     ("kvTransfer.loadFailurePolicy", "Recompute", ENGINES, ()),
-    ("kvTransfer.leaseDurationSeconds", 60, ENGINES, ()),
+    ("kvTransfer.leaseDurationSeconds", 60, ALL, ()),
     ("kvTransfer.extraConfig", [{"name": "num_threads", "value": "4"}], ENGINES, ()),
     ("topology.zone", "Any", ENGINES, ()),
     ("topology.hosts", "Any", ENGINES, ()),

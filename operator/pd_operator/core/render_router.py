@@ -67,6 +67,7 @@ def _options(deployment: PDDeployment) -> list[str]:
         "--reuse": "on" if transfer.bidirectional is Switch.ENABLED else "off",
         "--handle-ttl": transfer.handle_ttl_seconds,
         "--engine-ttl": transfer.decoder_blocks_ttl_seconds,
+        "--lease": transfer.lease_duration_seconds,
         "--recompute-threshold": transfer.recompute_threshold_tokens,
         "--tenant-from": TENANT_WORDS[router.auth.tenant_from],
         "--anonymous": ANONYMOUS_WORDS[router.auth.anonymous],

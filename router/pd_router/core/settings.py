@@ -114,8 +114,8 @@ class Timeouts:
     queue: float = 30.0
     request: float = 60.0
     """For reading one request from a client."""
-    handoff: float = 15.0
-    """How long an abandoned turn may go on so that P's blocks are released: half of vLLM's 30 s lease."""
+    lease: float = 30.0
+    """The engines' `kv_lease_duration`: how long P keeps what it computed for a D that gives no sign of life."""
     client: float = 600.0
     """A client that takes nothing of its answer for this long is cut off."""
     keep_alive: float = 75.0
@@ -125,6 +125,17 @@ class Timeouts:
     """After three failed transfers in a row, how long a pair of engines gets none; doubled by each failed probe."""
     probe_interval: float = 1.0
     probe_timeout: float = 5.0
+
+    @property
+    def handoff(self) -> float:
+        """How long an abandoned turn may go on so that P's blocks are released: half of P's lease (HL-16)."""
+        return self.lease / 2
+
+    @property
+    def probe_late(self) -> float:
+        """When a health probe is late: three late ones in a row must be noticed within two thirds of P's lease. A
+        decode engine that hangs and wakes up after it would read blocks that are somebody else's by then."""
+        return min(self.probe_timeout, max(self.lease * 2 / 3 - self.probe_interval, self.probe_interval) / 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +319,7 @@ def check(settings: Settings) -> None:
         "--keep-alive-timeout": timeouts.keep_alive,
         "--idle-timeout": timeouts.idle,
         "--pair-quarantine": timeouts.pair_quarantine,
+        "--lease": timeouts.lease,
         "--probe-interval": timeouts.probe_interval,
         "--probe-timeout": timeouts.probe_timeout,
     }

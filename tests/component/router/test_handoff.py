@@ -20,9 +20,9 @@ LEASE = Spec(
     prefills=2,
     decodes=2,
     connector=(("lease", 3.0),),
-    flags=(("--probe-timeout", "0.3"), ("--connect-timeout", "0.5")),
+    flags=(("--lease", "3"), ("--connect-timeout", "0.5")),
 )
-"""A router that takes an engine for silent after about a second, well within the lease on prefill's blocks."""
+"""The router takes an engine for silent within two thirds of the lease on prefill's blocks."""
 
 
 async def prefilled(engines: list[FakeEngine], hold: asyncio.Event) -> None:

@@ -118,6 +118,14 @@ def test_an_engine_url_that_is_none(value: str) -> None:
         parse_engine_url(value, "--prefill")
 
 
+@pytest.mark.parametrize(
+    ("lease", "late", "handoff"), [("30", 5.0, 15.0), ("12", (8 - 1) / 3, 6.0), ("6", 1.0, 3.0), ("1", 1 / 3, 0.5)]
+)
+def test_a_silent_engine_is_noticed_within_the_lease(lease: str, late: float, handoff: float) -> None:
+    timeouts = parse_settings([*BASE, "--lease", lease])[0].timeouts
+    assert (timeouts.probe_late, timeouts.handoff) == (pytest.approx(late), handoff)
+
+
 def test_bad_flags_end_with_one_line_each_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*BASE, "--listen", "h:²"]) == 2
     assert main([*BASE, "--engine-ttl", "nan", "--idle-timeout", "nan"]) == 2
