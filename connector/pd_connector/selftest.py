@@ -2,18 +2,22 @@
 
 Ends with 0 when everything that the plugin relies on is there and its guards hold on the installed vLLM, and with 1 and
 the reasons otherwise. Takes as long as importing vLLM does, needs no model and no device unless ``--backend`` asks for
-one.
+one. What it found is written to the file that ``PD_SELF_TEST_REPORT`` names: in a pod, where the operator reads it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from pd_connector import compat
 from pd_connector.core.verdicts import Check, lines
 from pd_connector.shell import checks
+from pd_wire import names
 
 
 def run(backends: Sequence[str], transfer_config: str | None) -> Iterator[Check]:
@@ -43,7 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     done = list(run(options.backend, options.kv_transfer_config))
     print("\n".join(lines(done)))
-    return 1 if any(check.fault for check in done) else 0
+    if any(check.fault for check in done):
+        return 1
+    report = os.environ.get(names.SELF_TEST_REPORT)
+    if report:
+        Path(report).write_text(json.dumps(checks.found_versions()), encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":

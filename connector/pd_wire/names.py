@@ -66,6 +66,14 @@ LABEL_DEPLOYMENT: Final = f"{API_GROUP}/pddeployment"
 LABEL_ROLE: Final = f"{API_GROUP}/role"
 LABEL_GENERATION: Final = f"{API_GROUP}/generation"
 
+SELF_TEST_CONTAINER: Final = "selftest"
+SELF_TEST_REPORT: Final = "PD_SELF_TEST_REPORT"
+"""Variable: the file to which a self-test that passed writes what it found, as one JSON object of texts."""
+
+FOUND_VLLM: Final = "vllm"
+FOUND_NIXL: Final = "nixl"
+"""Keys of that object: versions."""
+
 ENGINE_CONTAINER: Final = "engine"
 """Container of an engine pod whose start is the engine's start."""
 

@@ -44,6 +44,12 @@ def check_nixl() -> Check:
     return Check("NIXL", ", ".join(versions) or "version unknown")
 
 
+def found_versions() -> dict[str, str]:
+    """The installed versions of vLLM and NIXL, as far as they are known."""
+    nixl = next((metadata.version(name) for name in _NIXL_DISTRIBUTIONS if _is_installed(name)), "")
+    return {names.FOUND_VLLM: compat.installed_version(), names.FOUND_NIXL: nixl}
+
+
 def check_hooks() -> Check:
     """Whether vLLM's pull scheduler has the methods that the plugin overrides and calls."""
     name = "pull connector's hooks"

@@ -6,6 +6,7 @@ ready, and because each rule here follows the kubelet's and the scheduler's word
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,6 +16,9 @@ from pd_wire import names
 
 LAST_WORDS: Final = 400
 """Most characters of a termination message that are kept, from its end: the cause of a traceback stands last."""
+
+VERSION_LIMIT: Final = 64
+"""Longest version that is believed."""
 
 _PULL_REASONS: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
@@ -41,6 +45,8 @@ class Pod:
         revision: the StatefulSet's or ReplicaSet's hash of the template that it runs.
         generation: an engine's generation label, empty for a router.
         admin_port: a router's admin port, 0 for other pods.
+        vllm_version: as the self-test found it in the engine's image; empty when it has not said.
+        nixl_version: the same of NIXL.
     """
 
     namespace: str
@@ -55,12 +61,15 @@ class Pod:
     deleting: bool = False
     ip: str = ""
     admin_port: int = 0
+    vllm_version: str = ""
+    nixl_version: str = ""
     trouble: Trouble | None = None
 
 
 def observe_pod(raw: Mapping[str, Any]) -> Pod:
     """Cut a pod from the API down to what decisions need."""
     metadata, spec, status = (raw.get(part) or {} for part in ("metadata", "spec", "status"))
+    found = _self_test(status)
     labels = metadata.get("labels") or {}
     version = str(metadata.get("resourceVersion", ""))
     deleting = "deletionTimestamp" in metadata
@@ -81,6 +90,8 @@ def observe_pod(raw: Mapping[str, Any]) -> Pod:
         deleting=deleting,
         ip=str(status.get("podIP", "")),
         admin_port=_admin_port(spec),
+        vllm_version=_version(found, names.FOUND_VLLM),
+        nixl_version=_version(found, names.FOUND_NIXL),
         trouble=None if ready or deleting else diagnose(spec, status),
     )
 
@@ -148,6 +159,24 @@ def _pull_cause(waiting: Mapping[str, Any]) -> str:
 def _containers(status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for group in ("initContainerStatuses", "containerStatuses"):
         yield from status.get(group) or ()
+
+
+def _self_test(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a self-test that passed has said. Of another release, or cut short by the kubelet, it may be anything."""
+    for container in status.get("initContainerStatuses") or ():
+        ended = (container.get("state") or {}).get("terminated") or {}
+        if container.get("name") == names.SELF_TEST_CONTAINER and ended.get("exitCode") == 0:
+            try:
+                found = json.loads(ended.get("message") or "{}")
+            except ValueError:
+                return {}
+            return found if isinstance(found, Mapping) else {}
+    return {}
+
+
+def _version(found: Mapping[str, Any], key: str) -> str:
+    value = found.get(key)
+    return value if isinstance(value, str) and len(value) <= VERSION_LIMIT else ""
 
 
 def _admin_port(spec: Mapping[str, Any]) -> int:

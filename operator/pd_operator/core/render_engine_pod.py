@@ -28,6 +28,7 @@ from pd_operator.core.render_volumes import (
     model_in_pod,
     volume_env,
 )
+from pd_wire import names as wire
 
 HTTP_PORT: Final = 8000
 SIDE_CHANNEL_PORT: Final = 5600
@@ -46,6 +47,9 @@ GRACE_MARGIN_SECONDS: Final = 30
 
 PLUGIN_PATH: Final = "/plugin"
 """Where the connector's image has the plugin's packages."""
+
+TERMINATION_LOG: Final = "/dev/termination-log"
+"""Where the kubelet looks for a container's last words."""
 
 PROBE_SECONDS: Final = 10
 STARTUP_PROBE_SECONDS: Final = 5
@@ -151,7 +155,11 @@ def _self_test(deployment: PDDeployment, role: Role) -> dict[str, Any]:
     config = json.dumps(kv_transfer_config(deployment, role), separators=(",", ":"))
     backend = backend_of(deployment.spec).value
     test = ["python3", "-m", "pd_connector.selftest", "--backend", backend, "--kv-transfer-config", literal(config)]
-    return {**_container(deployment, role, "selftest"), "command": test}
+    container = _container(deployment, role, wire.SELF_TEST_CONTAINER)
+    # What it found becomes the container's last words, which the operator sees with the pod.
+    report = {"name": wire.SELF_TEST_REPORT, "value": TERMINATION_LOG}
+    env = [variable for variable in container["env"] if variable["name"] != wire.SELF_TEST_REPORT]
+    return {**container, "command": test, "env": [*env, report]}
 
 
 def _engine(deployment: PDDeployment, role: Role) -> dict[str, Any]:

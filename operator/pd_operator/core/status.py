@@ -69,7 +69,7 @@ def compute_status(
         conditions=conditions,
         generation=wish.generation,
         url=_url(wish.manifests),
-        engine=_versions(wish),
+        engine=_versions(wish, observed),
         **_role_statuses(facts),
     )
 
@@ -187,12 +187,15 @@ def _url(manifests: Iterable[Mapping[str, Any]]) -> str:
     return ""
 
 
-def _versions(wish: Wish) -> EngineVersions:
-    """As far as the spec and the images' tags say."""
+def _versions(wish: Wish, observed: Observed) -> EngineVersions:
+    """What the self-tests of this generation found; of vLLM, until then, what the spec or the image's tag says."""
     engine = wish.deployment.spec.engine
-    found = version_in_image(engine.image) if engine.image else None
+    tagged = version_in_image(engine.image) if engine.image else None
+    mine = [pod for pod in observed.pods if pod.generation == wish.generation]
+    vllm = next((pod.vllm_version for pod in mine if pod.vllm_version), "")
     return EngineVersions(
-        vllmVersion=engine.vllm_version or (version_text(found) if found else ""),
+        vllmVersion=vllm or engine.vllm_version or (version_text(tagged) if tagged else ""),
+        nixl_version=next((pod.nixl_version for pod in mine if pod.nixl_version), ""),
         connector_version=_tag(wish.connector_image or ""),
     )
 

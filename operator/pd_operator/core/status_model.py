@@ -70,11 +70,18 @@ class RoleStatus(StatusModel):
 
 
 class EngineVersions(StatusModel):
-    """What runs inside the engines, as their own logs and metrics say."""
+    """What runs inside the engines, as far as it is known."""
 
-    vllm_version: str = Field(default="", alias="vllmVersion", max_length=64, description="Version of vLLM.")
-    nixl_version: str = Field(default="", max_length=64, description="Version of NIXL.")
-    connector_version: str = Field(default="", max_length=64, description="Version of the KV connector.")
+    vllm_version: str = Field(
+        default="",
+        alias="vllmVersion",
+        max_length=64,
+        description="Version of vLLM, found by the self-test; before it, what the spec or the image's tag says.",
+    )
+    nixl_version: str = Field(
+        default="", max_length=64, description="Version of NIXL, found by the self-test; empty without one."
+    )
+    connector_version: str = Field(default="", max_length=64, description="Version of the KV connector, by its tag.")
 
 
 class PDDeploymentStatus(StatusModel):

@@ -287,8 +287,11 @@ def test_the_connector_is_brought_and_tried_before_the_engine_starts(role: str) 
 @BOTH
 def test_the_self_test_sees_what_the_engine_will_see(role: str) -> None:
     _, test = pod(role, base=P5EN)["initContainers"]
-    for field in ("env", "resources", "volumeMounts", "securityContext", "image"):
+    for field in ("resources", "volumeMounts", "securityContext", "image"):
         assert test[field] == engine(role, base=P5EN)[field]
+    *env, report = test["env"]
+    assert env == engine(role, base=P5EN)["env"]
+    assert report == {"name": "PD_SELF_TEST_REPORT", "value": "/dev/termination-log"}
 
 
 @BOTH

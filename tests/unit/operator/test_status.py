@@ -179,6 +179,17 @@ def test_counts_selector_address_generation_and_versions() -> None:
     assert status["engine"] == {"vllmVersion": "0.32", "nixlVersion": "", "connectorVersion": "0.1.0"}
 
 
+def test_versions_are_what_the_self_tests_of_this_generation_found() -> None:
+    made = wish()
+    old = pod("prefill", name="qwen-prefill-0", generation="old", vllm_version="0.31.0", nixl_version="1.0.0")
+    silent = pod("prefill", name="qwen-prefill-1", generation=made.generation)
+    new = pod("decode", generation=made.generation, vllm_version="0.32.0+cpu", nixl_version="1.1.0")
+    known = {"vllmVersion": "0.32.0+cpu", "nixlVersion": "1.1.0", "connectorVersion": "0.1.0"}
+    assert compute_status(made, seen(pods=(old, silent, new)), (), NOW).document()["engine"] == known
+    unknown = {**known, "vllmVersion": "0.32", "nixlVersion": ""}
+    assert compute_status(made, seen(pods=(old, silent)), (), NOW).document()["engine"] == unknown
+
+
 def test_no_pod_wanted_is_not_ready() -> None:
     none = replace(DONE, wanted=0, replicas=0, ready=0, updated=0)
     status = compute_status(wish(("spec.decode.replicas", 0)), seen(decode=none), (), NOW)

@@ -115,3 +115,37 @@ def test_facts_of_a_router_pod() -> None:
     value["metadata"]["labels"]["pod-template-hash"] = "abc"
     pod = observe_pod(value)
     assert (pod.ready, pod.ip, pod.admin_port, pod.revision, pod.version) == (True, "10.0.0.7", 9000, "abc", 9)
+
+
+def self_test(message: Any, code: int = 0, name: str = "selftest") -> dict[str, Any]:
+    """The status of a pod whose self-test has ended."""
+    ended = {"terminated": {"exitCode": code, "reason": "Completed", "message": message}}
+    return {"initContainerStatuses": [{"name": name, "ready": True, "restartCount": 0, "state": ended}]}
+
+
+REPORTS: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
+    "both": (self_test('{"vllm": "0.32.0+cu130", "nixl": "1.1.0"}'), ("0.32.0+cu130", "1.1.0")),
+    "more than is known today": (self_test('{"vllm": "0.32.0", "nixl": "1.1.0", "x": [1]}'), ("0.32.0", "1.1.0")),
+    "nothing said": (self_test(None), ("", "")),
+    "no JSON": (self_test("all 9 checks passed"), ("", "")),
+    "cut short": (self_test('{"vllm": "0.3'), ("", "")),
+    "no object": (self_test('["0.32.0"]'), ("", "")),
+    "no text": (self_test('{"vllm": 0.32, "nixl": null}'), ("", "")),
+    "too long": (self_test(f'{{"vllm": "{"1" * 65}", "nixl": "1.1.0"}}'), ("", "1.1.0")),
+    "failed": (self_test('{"vllm": "0.32.0"}', code=1), ("", "")),
+    "another container": (self_test('{"vllm": "0.32.0"}', name="connector"), ("", "")),
+    "still running": ({"initContainerStatuses": [{"name": "selftest", "state": {"running": {}}}]}, ("", "")),
+}
+
+
+@pytest.mark.parametrize("case", REPORTS.values(), ids=REPORTS.keys())
+def test_versions_that_the_self_test_found(case: tuple[dict[str, Any], tuple[str, str]]) -> None:
+    status, versions = case
+    pod = observe_pod(raw(status))
+    assert (pod.vllm_version, pod.nixl_version) == versions
+
+
+def test_the_generation_of_an_engine() -> None:
+    labels = {"pdserving.dev/role": "decode", "pdserving.dev/generation": "0123456789"}
+    assert observe_pod(raw({}, labels=labels)).generation == "0123456789"
+    assert observe_pod(raw({})).generation == ""
