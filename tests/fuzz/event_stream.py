@@ -25,7 +25,7 @@ STREAM_TOKENS = (
     *(KV_PARAMS.encode(), b'"kv_transfer_params":', b'\\"kv_transfer_params\\":', b'"kv_transfer_params":null,'),
     *(b'"finish_reason":"stop"', b'"choices":[]', b'"usage":{}', b"\\u005f"),
 )
-_KEY = re.compile(rb'(?<!\\)"(?:k|\\u006b)(?:v|\\u0076)(?:_|\\u005f)transfer_params"\s*:', re.IGNORECASE)
+_KEY = re.compile(rb'(?<!\\)"(?:k|\\u006[Bb])(?:v|\\u0076)(?:_|\\u005[Ff])transfer_params"\s*:')
 TALK = (
     "Hello", "", "世界 🙂",
     'say "kv_transfer_params": now', '{"kv_transfer_params": {"remote_host": 1}}', "\\", "\u2028",
