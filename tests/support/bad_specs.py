@@ -45,6 +45,9 @@ def env(name: str, value: str | None = "x", secret: dict[str, str] | None = None
     return [variable]
 
 
+VALKEY: dict[str, Any] = {"url": "valkey://cache:6379", "keySecretRef": {"name": "handles", "key": "key"}}
+
+
 def extra(name: str, value: str = "1") -> list[dict[str, str]]:
     return [{"name": name, "value": value}]
 
@@ -225,8 +228,28 @@ RULES: list[tuple[str, list[Edit], str, str]] = [
      "spec.router.tracing.endpoint", "is required"),
     ("more than every turn", [("spec.router.tracing", {"endpoint": "http://c:4318", "samplingPercent": 101})],
      "spec.router.tracing.samplingPercent", "must be"),
-    ("store that is not there", [("spec.router.handleStore.type", "Valkey")], "spec.router.handleStore.type",
-     "must be Memory"),
+    ("a shared store without a server", [("spec.router.handleStore.type", "Valkey")], "spec.router.handleStore.valkey",
+     "is required with type Valkey"),
+    ("a server that nobody uses", [("spec.router.handleStore.valkey", VALKEY)], "spec.router.handleStore.valkey",
+     "may be set with type Valkey only"),
+    ("a server without a key",
+     [("spec.router.handleStore", {"type": "Valkey", "valkey": {"url": "valkey://cache:6379"}})],
+     "spec.router.handleStore.valkey.keySecretRef", "is required"),
+    ("a server by another protocol",
+     [("spec.router.handleStore", {"type": "Valkey", "valkey": {**VALKEY, "url": "http://cache:6379"}})],
+     "spec.router.handleStore.valkey.url", "must be a URL such as valkey://valkey.cache:6379"),
+    ("a server's password in its URL",
+     [("spec.router.handleStore", {"type": "Valkey", "valkey": {**VALKEY, "url": "valkey://u:p@cache:6379"}})],
+     "spec.router.handleStore.valkey.url", "without credentials"),
+    ("a user without a password",
+     [("spec.router.handleStore", {"type": "Valkey", "valkey": {**VALKEY, "username": "pd"}})],
+     "spec.router.handleStore.valkey.passwordSecretRef", "is required with username"),
+    ("authorities that nobody asks",
+     [("spec.router.handleStore", {"type": "Valkey", "valkey": {**VALKEY, "caSecretRef": {"name": "a", "key": "b"}}})],
+     "spec.router.handleStore.valkey.caSecretRef", "may be set with a valkeys:// or rediss:// url only"),
+    ("a store that nobody waits for",
+     [("spec.router.handleStore", {"type": "Valkey", "valkey": {**VALKEY, "timeoutMilliseconds": 0}})],
+     "spec.router.handleStore.valkey.timeoutMilliseconds", "an integer from 1 to 5000"),
     ("a gateway that proves nothing", [("spec.router.auth.tenantFrom", "Header")], "spec.router.auth.gateway",
      "is required with tenantFrom Header"),
     ("a gateway without a proof", [("spec.router.auth", {"tenantFrom": "Header", "gateway": {}})],

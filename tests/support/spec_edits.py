@@ -23,6 +23,10 @@ RESTRICTED: tuple[Edit, ...] = (("spec.engine.securityProfile", "Restricted"),)
 LISTED: tuple[Edit, ...] = (("spec.model.source", {"persistentVolumeClaim": {"claimName": "a"}}),)
 EMPTY: tuple[Edit, ...] = (("spec.model.source", {"emptyDir": {}}),)
 TRACED: Edit = ("spec.router.tracing", {"endpoint": "http://collector:4318"})
+VALKEY = {"url": "valkey://cache.team:6379", "keySecretRef": SECRET}
+SHARED: Edit = ("spec.router.handleStore", {"type": "Valkey", "valkey": VALKEY})
+WITH_PASSWORD: Edit = (SHARED[0], {"type": "Valkey", "valkey": {**VALKEY, "passwordSecretRef": SECRET}})
+WITH_TLS: Edit = (SHARED[0], {"type": "Valkey", "valkey": {**VALKEY, "url": "valkeys://cache.team:6380"}})
 BY_HEADER: Edit = ("spec.router.auth", {"tenantFrom": "Header", "gateway": {"cidrs": ["192.168.0.0/16"]}})
 
 Row = tuple[str, Any, set[str], tuple[Edit, ...]]
@@ -64,6 +68,13 @@ TABLE: list[Row] = [
     ("router.scaling", "External", NOBODY, ()),
     ("router.handleStore.maxBytes", 1 << 20, {R}, ()),
     ("router.handleStore.maxEntries", 5, {R}, ()),
+    ("router.handleStore.valkey.url", "rediss://other:6380/3", {R}, (SHARED,)),
+    ("router.handleStore.valkey.keySecretRef", {"name": "keys", "key": "handles"}, {R}, (SHARED,)),
+    ("router.handleStore.valkey.username", "pd", {R}, (WITH_PASSWORD,)),
+    ("router.handleStore.valkey.passwordSecretRef", SECRET, {R}, (SHARED,)),
+    ("router.handleStore.valkey.caSecretRef", SECRET, {R}, (WITH_TLS,)),
+    ("router.handleStore.valkey.timeoutMilliseconds", 100, {R}, (SHARED,)),
+    ("router.handleStore.valkey.maxEntryBytes", 1 << 20, {R}, (SHARED,)),
     ("router.auth.gateway.secretRef", SECRET, {R}, (BY_HEADER,)),
     ("router.auth.gateway.cidrs", ["10.0.0.0/8"], {R}, (BY_HEADER,)),
     ("router.auth.gateway.untrusted", "Ignore", {R}, (BY_HEADER,)),

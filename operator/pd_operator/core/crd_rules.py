@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from pd_operator.core import crd_rules_access, crd_rules_engine, crd_rules_pod
+from pd_operator.core import crd_rules_access, crd_rules_engine, crd_rules_pod, rules_store
 from pd_operator.core.cel import Rule, rule, text, words
 from pd_operator.core.crd_schema import Schema
 from pd_operator.core.profiles import CPU, P5EN_EFA
@@ -132,7 +132,8 @@ _OBJECTS: Final[Mapping[str, list[Rule]]] = {
     "PDDeploymentSpec": _spec_rules(),
     "KVTransferSpec": _transfer_rules(),
     "ExtraConfigEntry": _extra_config_rules(),
-    "HandleStore": [rule('self.type == "Memory"', "must be Memory: this router cannot share handles yet", "type")],
+    "HandleStore": rules_store.store_rules(),
+    "ValkeyStore": rules_store.valkey_rules(),
     "RouterAuth": crd_rules_access.auth_rules(),
     "TrustedGateway": crd_rules_access.gateway_rules(),
     "TenantLimits": crd_rules_access.limit_rules(),

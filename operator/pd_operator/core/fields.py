@@ -33,6 +33,8 @@ _PORT: Final = r"([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|6
 COLLECTOR: Final = rf"^https?://[A-Za-z0-9_.-]+(:{_PORT})?(/[A-Za-z0-9._~/-]*)?$"
 CONDITION_WORD: Final = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"
 
+VALKEY: Final = rf"^(valkey|redis)s?://[A-Za-z0-9_-]{{1,63}}(\.[A-Za-z0-9_-]{{1,63}})*(:{_PORT})?(/[0-9]{{1,4}})?$"
+
 PATTERN_SENTENCES: Final = {
     DNS_LABEL: "lower-case letters, digits and '-', beginning with a letter",
     DNS_SUBDOMAIN: "a lower-case Kubernetes object name",
@@ -53,6 +55,7 @@ PATTERN_SENTENCES: Final = {
     CIDR: "a network such as 10.0.0.0/8 or fd00::/8",
     COLLECTOR: "a URL such as http://collector.monitoring:4318, without credentials and without a query",
     CONDITION_WORD: "a word in CamelCase",
+    VALKEY: "a URL such as valkey://valkey.cache:6379 or valkeys://valkey.cache:6380, without credentials",
 }
 """What each pattern means, for error messages: nobody should have to read a regular expression."""
 

@@ -70,7 +70,8 @@ def shared_memory_gib(deployment: PDDeployment, role: Role) -> int:
 def router_resources(deployment: PDDeployment) -> dict[str, Any]:
     """Requests and limits of the router: room for all handles, and as much again before the limit."""
     router = deployment.spec.router
-    mib = ROUTER_BASE_MIB + -(-router.handle_store.max_bytes // MIB)
+    in_memory = router.handle_store.max_bytes if router.handle_store.valkey is None else 0
+    mib = ROUTER_BASE_MIB + -(-in_memory // MIB)
     return merged({"cpu": ROUTER_CPU, "memory": f"{mib}Mi"}, {"memory": f"{2 * mib}Mi"}, router.resources)
 
 

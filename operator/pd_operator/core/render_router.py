@@ -57,7 +57,7 @@ def render_router_in_cluster(deployment: PDDeployment, listen: str, admin: str) 
     """
     owner = f"{deployment.metadata.namespace}/{deployment.metadata.name}"
     argv = ("pd-router", "--listen", listen, "--admin", admin, "--discover-kubernetes", owner)
-    return RouterProcess((*argv, *_options(deployment), *file_options(deployment)), {})
+    return RouterProcess((*argv, *_options(deployment), *_store(deployment), *file_options(deployment)), {})
 
 
 def _options(deployment: PDDeployment) -> list[str]:
@@ -117,6 +117,17 @@ def _gateway(deployment: PDDeployment) -> list[str]:
         return []
     networks = ["--gateway-cidr", *gateway.cidrs] if gateway.cidrs else []
     return ["--untrusted-tenant", UNTRUSTED_WORDS[gateway.untrusted], *networks]
+
+
+def _store(deployment: PDDeployment) -> list[str]:
+    """The store that routers share. On one machine there are no Secrets and one router, so handles stay in memory."""
+    valkey = deployment.spec.router.handle_store.valkey
+    if valkey is None:
+        return []
+    words = ["--handle-store", "valkey", "--valkey-url", valkey.url]
+    words += ["--valkey-timeout", f"{valkey.timeout_milliseconds / 1000:g}"]
+    words += ["--valkey-max-entry-bytes", str(valkey.max_entry_bytes)]
+    return words if valkey.username is None else [*words, "--valkey-username", valkey.username]
 
 
 def _local_gateway(deployment: PDDeployment) -> list[str]:

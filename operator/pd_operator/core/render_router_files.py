@@ -56,13 +56,16 @@ def file_mounts(deployment: PDDeployment) -> list[dict[str, Any]]:
 
 def _mounted(deployment: PDDeployment) -> list[_Mounted]:
     router = deployment.spec.router
-    auth, tls = router.auth, router.tls
+    auth, tls, valkey = router.auth, router.tls, router.handle_store.valkey
     found = [] if tls is None else [_Mounted(TLS_VOLUME, tls.secret_name, dict(TLS_KEYS))]
     references = (
         ("client-ca", "--tls-client-ca", tls.client_ca_secret_ref if tls is not None else None),
         ("api-keys", "--api-keys-file", auth.api_keys_secret_ref),
         ("gateway", "--gateway-secret-file", auth.gateway.secret_ref if auth.gateway is not None else None),
         ("engine-key", "--engine-api-key-file", auth.engine_key_secret_ref),
+        ("handle-key", "--handle-key-file", valkey.key_secret_ref if valkey is not None else None),
+        ("valkey-password", "--valkey-password-file", valkey.password_secret_ref if valkey is not None else None),
+        ("valkey-ca", "--valkey-ca-file", valkey.ca_secret_ref if valkey is not None else None),
     )
     for volume, flag, reference in references:
         if reference is not None:

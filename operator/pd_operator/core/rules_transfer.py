@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Final
 
-from pd_operator.core.choices import Connector, LoadFailurePolicy, NodeProfile, StoreType
+from pd_operator.core.choices import Connector, LoadFailurePolicy, NodeProfile
 from pd_operator.core.model import PDDeployment
 from pd_operator.core.problems import Problem
 from pd_operator.core.profiles import backend_of, profile_of
@@ -98,14 +98,6 @@ def _refused_key(name: str) -> str:
     return f"the connector does not know {name}, and would ignore it; {hint}Allowed: {', '.join(FREE_KEYS)}"
 
 
-def handle_store(deployment: PDDeployment) -> Iterator[Problem]:
-    """The router keeps handles where it can."""
-    if deployment.spec.router.handle_store.type is StoreType.VALKEY:
-        yield Problem(
-            "spec.router.handleStore.type", "must be Memory: this router cannot share handles yet; got Valkey"
-        )
-
-
 BYPASS_NEEDS_CACHE: Final = (
     "must be 0 with spec.decode.prefixCaching false: decode would compute the whole prompt of such a turn"
 )
@@ -118,4 +110,4 @@ def bypass(deployment: PDDeployment) -> Iterator[Problem]:
         yield Problem("spec.router.placement.bypass.maxNewTokens", f"{BYPASS_NEEDS_CACHE}; got {tokens}")
 
 
-RULES = (bypass, time_limits, backend, load_failure_policy, extra_config, handle_store)
+RULES = (bypass, time_limits, backend, load_failure_policy, extra_config)

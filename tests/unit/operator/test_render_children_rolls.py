@@ -16,12 +16,10 @@ from pd_operator.core.model import PDDeployment, PDDeploymentSpec
 from pd_operator.core.problems import field_alias
 from pd_operator.core.render_children import RenderContext, cluster_generation, render_children
 from support.pddeployments import deployment, edited, smallest
-from support.spec_edits import ALL, BY_HEADER, ENGINES, IMAGE, NOBODY, TABLE, D, Edit, P, R
+from support.spec_edits import ALL, BY_HEADER, ENGINES, IMAGE, NOBODY, SHARED, TABLE, D, Edit, P, R
 
 CONTEXT = RenderContext("uid-1", "r.example/pd-router:1", "r.example/pd-connector:1")
-ONE_VALUE = {"router.handleStore.type"}
-"""Fields that have one legal value today."""
-NOT_ALONE = {"router.auth.tenantFrom"}
+NOT_ALONE = {"router.auth.tenantFrom", "router.handleStore.type"}
 """Fields that only change together with another."""
 
 
@@ -62,8 +60,13 @@ def test_another_source_of_tenants_restarts_routers() -> None:
     assert changed(templates(value), templates(deployment(IMAGE, BY_HEADER))) == {R}
 
 
+def test_another_store_restarts_routers() -> None:
+    value = deployment(IMAGE)
+    assert changed(templates(value), templates(deployment(IMAGE, SHARED))) == {R}
+
+
 def test_every_field_is_in_the_table() -> None:
-    named = {row[0] for row in TABLE} | ONE_VALUE | NOT_ALONE
+    named = {row[0] for row in TABLE} | NOT_ALONE
     assert named == set(leaves(PDDeploymentSpec))
 
 

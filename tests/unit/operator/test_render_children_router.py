@@ -8,6 +8,7 @@ import pytest
 
 from pd_operator.core.render_children import RenderContext, render_children
 from support.pddeployments import deployment, flag_table
+from support.spec_edits import SHARED
 
 Edit = tuple[str, Any]
 
@@ -105,6 +106,8 @@ def test_routers_do_not_ask_for_the_engines_nodes() -> None:
         ([], {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "1024Mi"}}),
         ([("spec.router.handleStore.maxBytes", 1 << 30)],
          {"requests": {"cpu": "250m", "memory": "1280Mi"}, "limits": {"memory": "2560Mi"}}),
+        ([SHARED, ("spec.router.handleStore.maxBytes", 1 << 30)],
+         {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}}),
         ([("spec.router.resources", {"requests": {"cpu": 2}, "limits": {"cpu": 4}})],
          {"requests": {"cpu": "2", "memory": "512Mi"}, "limits": {"cpu": "4", "memory": "1024Mi"}}),
     ],
