@@ -1,8 +1,8 @@
 """How many prompt tokens were reused, told to the client as P knows it (BM-01).
 
 Separate from the other cutting because this changes a number instead of removing a name. D reads the whole prompt from
-P and counts it as cached; what saved work is what P had or read back. vLLM tells D of that from 0.32 on; here it holds
-for every release. A count that the answer does not have is not added.
+P and counts it as cached; what saved work is what P had or read back. From 0.32 on vLLM's P tells D; for older
+releases it is done here. A count that the answer does not have is not added.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pd_router.core.fields import Api
 from pd_router.core.jsontext import encode
 
 USAGE: Final = b'"usage"'
+TOLD_TO_DECODE: Final = "remote_prefill_cached_tokens"
+"""In P's params where vLLM itself lets D tell the right count, so that no read of a stream is searched for one."""
 _BACKSLASH: Final = 0x5C
 _COLON: Final = 0x3A
 

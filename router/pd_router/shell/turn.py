@@ -28,7 +28,7 @@ from pd_router.core.policy import Decision, Drop, NotStored, decide, judge_handl
 from pd_router.core.request import BYTES_PER_TOKEN, Prepared, prepare
 from pd_router.core.responses import PREVIOUS
 from pd_router.core.store import Entry, Found, Opened, PutResult, Ticket
-from pd_router.core.usage import Correct, corrector, reused_tokens
+from pd_router.core.usage import TOLD_TO_DECODE, Correct, corrector, reused_tokens
 from pd_router.shell.admission import Withdrawn
 from pd_router.shell.context import Context
 from pd_router.shell.exchange import Exchange, Failure, LegError
@@ -526,8 +526,8 @@ class Turn:
             leg.succeeded()
 
     def _corrector(self, prefilled: Prefilled | None) -> Correct | None:
-        """What puts P's count of reused tokens in the place of D's; None where D computed the prompt itself."""
-        if prefilled is None or prefilled.params is None:
+        """What puts P's count of reused tokens in the place of D's; None where D knows it or computed the prompt."""
+        if prefilled is None or prefilled.params is None or TOLD_TO_DECODE in prefilled.params:
             return None
         report = prefilled.report
         local, pulled = (report.local_tokens, report.pulled_tokens) if report is not None else (None, None)
