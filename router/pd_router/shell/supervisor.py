@@ -149,6 +149,7 @@ class Supervisor:
                 return
             if not self._listening[index].is_set():
                 self._failed.set_result(status if status > 0 else BROKEN)
+                self._told.set()
                 self._tell_all(signal.SIGTERM)
                 return
             wait = backoff.ended(time.monotonic() - worker.begun)
@@ -164,9 +165,7 @@ class Supervisor:
             joining = Joining(index, theirs.fileno(), os.getpid(), self._port, self._listening[index].is_set())
             # A session of its own, so that Ctrl-C in a terminal is told to the workers once, and by their supervisor.
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "pd_router",
+                *command(),
                 *self._arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 env={**os.environ, WORKER_VARIABLE: joining.written()},
@@ -221,6 +220,12 @@ class Supervisor:
         for worker in self._workers.values():
             with contextlib.suppress(ProcessLookupError):
                 worker.process.send_signal(number)
+
+
+def command() -> list[str]:
+    """How to start a worker. `-m` looks for modules in the current folder first: here only when our own start did."""
+    safe = [] if sys.path[:1] == [os.getcwd()] else ["-P"]
+    return [sys.executable, *safe, "-m", "pd_router"]
 
 
 async def reserve(endpoint: Endpoint) -> tuple[int, list[socket.socket]]:

@@ -20,7 +20,9 @@ from support.chat import Talk, send
 from support.deployment import Deployment, Spec
 from support.fake_engine import Behaviour, Gate
 from support.pod_deployment import PodDeployment
+from support.redis_server import RedisServer
 from support.router_process import RouterFailed, RouterProcess
+from support.valkey_bench import written
 from support.waiting import until
 
 WORKERS = 3
@@ -146,6 +148,32 @@ async def test_a_response_is_named_to_whichever_worker(deploy: Any) -> None:
             )
         previous = response.id
         assert ((deployment.prefill.generates[-1].pulled_tokens or 0) > 0) is (turn > 0)
+
+
+async def test_workers_share_a_store_in_valkey_as_routers_do(tmp_path: Path) -> None:
+    server = RedisServer()
+    await server.start()
+    key = written(tmp_path, "key", "canary-key-of-32-bytes-0123456789")
+    store = (("--handle-store", "valkey"), ("--valkey-url", server.url), ("--handle-key-file", key))
+    deployment = Deployment(Spec(flags=(("--workers", "2"), ("--valkey-timeout", "2"), *store)))
+    try:
+        await deployment.start()
+
+        async def up() -> bool:
+            return (await deployment.metrics())["pd_router_handle_store_up"] == 1
+
+        await until(up)
+        talks = [Talk(deployment) for _ in range(6)]
+        for turn in range(3):
+            said = await asyncio.gather(*(talk.say() for talk in talks))
+            assert all(one.pulled for one in said) is (turn > 0)
+        assert {item["worker"] for item in await deployment.explain()} == {0, 1}
+        # What it holds is the server's to tell.
+        assert "pd_router_handles" not in await deployment.metrics()
+        await deployment.check()
+    finally:
+        await deployment.stop()
+        server.close()
 
 
 # -- limits ------------------------------------------------------------------------------------------
