@@ -1,4 +1,4 @@
-"""The official `openai` client, unchanged, against a real pair.
+"""The official clients, `openai` and `anthropic`, unchanged, against a real pair.
 
 Reuse from turn 2 on, with and without an id, and nothing of a handle in what it receives.
 """
@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 import pytest_asyncio
@@ -192,3 +193,89 @@ async def test_completions_link_by_id(pair: Pair, client: openai.AsyncOpenAI) ->
     raw = await client.completions.with_raw_response.create(model="tiny", prompt=longer, max_tokens=8, **how)  # type: ignore[call-overload]
     decision = await pair.decision(raw.headers["x-request-id"])
     assert decision.get("pulled_tokens", 0) > 0, decision
+
+
+async def respond(client: openai.AsyncOpenAI, stream: bool, **arguments: Any) -> tuple[Any, str, str]:
+    """One response: the object, the request id, and all that came."""
+    how: dict[str, Any] = {"model": "tiny", "max_output_tokens": 24, "temperature": 0, **arguments}
+    if not stream:
+        raw = await client.responses.with_raw_response.create(**how)
+        return raw.parse(), raw.headers["x-request-id"], raw.text
+    raw = await client.responses.with_raw_response.create(stream=True, **how)
+    final, seen = None, []
+    async for event in raw.parse():
+        seen.append(json.dumps(event.model_dump(mode="json", warnings=False)))
+        if event.type in ("response.completed", "response.incomplete"):
+            final = event.response
+    assert final is not None
+    return final, raw.headers["x-request-id"], "".join(seen)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("chained", [False, True], ids=["items", "chained"])
+async def test_responses(pair: Pair, client: openai.AsyncOpenAI, chained: bool, stream: bool) -> None:
+    items: list[Any] = [user(pair.text(WORDS))]
+    named: dict[str, Any] = {}
+    for turn in range(3):
+        given = items[-1]["content"] if chained else items
+        answer, request_id, seen = await respond(client, stream, input=given, **named)
+        decision = await pair.decision(request_id)
+        assert "kv_transfer_params" not in seen
+        assert "remote_engine_id" not in seen
+        assert answer.usage.input_tokens == decision["prompt_tokens"]
+        assert answer.usage.input_tokens_details.cached_tokens == decision["cached_tokens"]
+        if turn:
+            assert decision.get("pulled_tokens", 0) > 0, decision
+            assert decision["linked_by"] == "history"
+            assert decision["cached_tokens"] >= decision["pulled_tokens"]
+        said = [item.model_dump(mode="json", warnings=False) for item in answer.output]
+        assert answer.output_text
+        items += [*said, user(pair.text(40))]
+        named = {"previous_response_id": answer.id} if chained else {}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def claude(pair: Pair) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    """Anthropic's client with nothing but a base URL and a key."""
+    made = anthropic.AsyncAnthropic(base_url=pair.deployment.urls.router, api_key="tenant-a", max_retries=0)
+    yield made
+    await made.close()
+
+
+async def test_messages(pair: Pair, claude: anthropic.AsyncAnthropic) -> None:
+    messages: list[Any] = [user(pair.text(WORDS))]
+    for turn in range(4):
+        raw = await claude.messages.with_raw_response.create(
+            model="tiny", messages=messages, max_tokens=24, temperature=0
+        )
+        answer, decision = raw.parse(), await pair.decision(raw.headers["x-request-id"])
+        assert "kv_transfer_params" not in raw.text
+        assert "remote_engine_id" not in raw.text
+        usage = answer.usage
+        assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == decision["prompt_tokens"]
+        assert (usage.cache_read_input_tokens or 0) == decision["cached_tokens"]
+        if turn:
+            assert decision.get("pulled_tokens", 0) > 0, decision
+            assert decision["linked_by"] == "history"
+        content = [block.model_dump(exclude_none=True) for block in answer.content]
+        messages += [{"role": "assistant", "content": content}, user(pair.text(40))]
+
+
+async def test_streamed_messages(pair: Pair, claude: anthropic.AsyncAnthropic) -> None:
+    """They use what a whole answer left, and leave nothing themselves: the release's streams carry no handle."""
+    messages: list[Any] = [user(pair.text(WORDS))]
+    for turn in range(3):
+        how: dict[str, Any] = {"model": "tiny", "messages": messages, "max_tokens": 24, "temperature": 0}
+        if turn == 0:
+            raw = await claude.messages.with_raw_response.create(**how)
+            answer, request_id = raw.parse(), raw.headers["x-request-id"]
+        else:
+            async with claude.messages.stream(**how) as stream:
+                answer = await stream.get_final_message()
+            request_id = stream.response.headers["x-request-id"]
+        decision = await pair.decision(request_id)
+        assert (decision.get("pulled_tokens", 0) > 0) is (turn == 1), decision
+        assert (answer.usage.cache_read_input_tokens or 0) == decision["cached_tokens"]
+        assert answer.stop_reason in ("max_tokens", "end_turn")
+        text = "".join(block.text for block in answer.content if block.type == "text")
+        messages += [{"role": "assistant", "content": text}, user(pair.text(40))]
