@@ -11,29 +11,25 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable
 from dataclasses import replace
-from typing import Any, NamedTuple
 
 from pd_router.core import errors
 from pd_router.core.capabilities import BY_RELEASE
 from pd_router.core.dialect import DIALECTS
 from pd_router.core.errors import ApiError
 from pd_router.core.fields import Api
-from pd_router.core.history import Reply
 from pd_router.core.pairs import Direction, Pair
 from pd_router.core.placement import NO_PAIRS, Engine, rank_key
 from pd_router.core.plan import Plan, View, plan
-from pd_router.core.policy import Decision, Drop, NotStored, decide, judge_handle, newest_keys
-from pd_router.core.request import BYTES_PER_TOKEN, Prepared, prepare
-from pd_router.core.responses import PREVIOUS
-from pd_router.core.store import Entry, Found, Opened, PutResult, Ticket
+from pd_router.core.policy import Decision
+from pd_router.core.request import Prepared, prepare
 from pd_router.core.usage import TOLD_TO_DECODE, Correct, corrector, reused_tokens
 from pd_router.shell.admission import Withdrawn
 from pd_router.shell.context import Context
 from pd_router.shell.exchange import Exchange, Failure, LegError
 from pd_router.shell.fleet import Member
 from pd_router.shell.health import LegWatch, watch
+from pd_router.shell.keeper import Dispatch, Keeper, Recalling
 from pd_router.shell.legs import LegFailed, Prefilled, network_failure, prefill, refused, request_head
 from pd_router.shell.record import TurnRecord
 from pd_router.shell.relay import StreamRelay, send_whole
@@ -58,27 +54,6 @@ _UNREACHED = frozenset(
 )
 
 
-class Dispatch(NamedTuple):
-    """A decode leg as it was sent: what its handle belongs to, even if the engine has another process by then."""
-
-    decode: Member
-    incarnation: int
-    identity: str
-    at: float
-
-
-class _Recalling(Exception):
-    """The items of an earlier response are kept elsewhere and have to be waited for."""
-
-    def __init__(self, answer: Awaitable[list[Any] | None]) -> None:
-        super().__init__()
-        self.answer = answer
-
-
-async def _both(one: Awaitable[None], other: Awaitable[None]) -> None:
-    await asyncio.gather(one, other)
-
-
 class Turn:
     """State of one turn."""
 
@@ -93,18 +68,14 @@ class Turn:
         self._record = TurnRecord(context, self._request_id, api.value, request)
         self._status = 200
         self._tenant = request.tenant
-        self._keys: tuple[bytes, ...] = ()
-        self._turn_number = 0
-        self._ticket: Ticket | None = None
+        self._keeper = Keeper(context, self._record, request.tenant)
         self._avoid: set[str] = set()
         self._avoid_pairs: frozenset[tuple[str, str]] = frozenset()
         self._two_legs = False
-        self._over_limit = False
-        self._brings_handle = True
         self._exchange: Exchange | None = None
         self._leg = ""
         self._reading = False
-        """Prefill was given a handle and may be reading from its holder."""
+        """The engine of the leg that runs was given the other's handle and may be reading its KV."""
         self._prefilled_at = 0.0
         self._decodes: tuple[Engine, ...] = ()
         self._prefills: tuple[Engine, ...] = ()
@@ -143,8 +114,8 @@ class Turn:
         """Check and open the body; once more where items of earlier responses had to be asked for."""
         request, models = self._request, self._context.models()
         try:
-            return prepare(self._api, request.body, request.headers, models, recall=self._recall)
-        except _Recalling as recalling:
+            return prepare(self._api, request.body, request.headers, models, recall=self._keeper.recall)
+        except Recalling as recalling:
             items = await recalling.answer
             return prepare(self._api, request.body, request.headers, models, recall=lambda _: items)
 
@@ -153,21 +124,23 @@ class Turn:
         if self._api not in BY_RELEASE:
             return prepared
         carried = await self._context.versions.carried(self._context.fleet.of_role(ROLE_DECODE), self._api)
-        self._brings_handle = carried.answer(prepared.stream)
+        self._keeper.brings_handle = carried.answer(prepared.stream)
         if carried.request or not prepared.two_legs:
             return prepared
         return replace(prepared, two_legs=False, link_fault="this release's endpoint carries no params")
 
     async def _serve(self, prepared: Prepared) -> None:
         """Try until the client has an answer or there is nothing left to try."""
-        self._identify(prepared)
-        clean = not self._keys
+        self._two_legs = prepared.two_legs
+        keeper = self._keeper
+        keeper.identify(prepared)
+        clean = not keeper.keys
         failures = {ROLE_PREFILL: 0, ROLE_DECODE: 0}
         self._context.retries.turn()
         while True:
-            found = None if clean else await self._open()
+            found = None if clean else await keeper.open()
             self._look()
-            decision = Decision.recompute() if clean else self._find(prepared, found)
+            decision = Decision.recompute() if clean else keeper.find(prepared, found, self._decodes)
             self._record.fields["attempts"] += 1
             planned = self._plan(prepared, decision)
             attached = planned.decision.attach
@@ -201,165 +174,6 @@ class Turn:
         now = self._context.now()
         self._decodes = self._context.fleet.snapshot(ROLE_DECODE, now)
         self._prefills = self._context.fleet.snapshot(ROLE_PREFILL, now) if self._two_legs else ()
-
-    # -- finding and keeping handles ---------------------------------------------------------------
-    def _identify(self, prepared: Prepared) -> None:
-        """Whose turn it is, and under which keys its handle may be."""
-        context = self._context
-        self._two_legs = prepared.two_legs
-        self._record.fields["model"] = prepared.model
-        self._record.fields["stream"] = prepared.stream
-        if not context.settings.reuse.enabled:
-            self._record.dropped(Drop.DISABLED)
-        elif self._tenant is None:
-            self._record.dropped(Drop.NO_TENANT)
-        elif prepared.link_fault is not None:
-            self._record.fields["link_fault"] = prepared.link_fault
-            self._record.dropped(Drop.NOT_LINKABLE)
-        else:
-            self._record.stage("eligible")
-            self._keys = context.keyring.lookup_keys(self._tenant, prepared)
-
-    async def _open(self) -> Found | None:
-        """Take what the last turn left. Before the look at the engines, since a shared store makes the turn wait."""
-        opened = self._context.store.open(self._keys, self._context.now())
-        if not isinstance(opened, Opened):
-            opened = await opened
-        self._turn_number, self._ticket = opened.turn, opened.ticket
-        return opened.found
-
-    def _find(self, prepared: Prepared, found: Found | None) -> Decision:
-        """Whether what was taken may be used now."""
-        context = self._context
-        now = context.now()
-        decision = decide(
-            prepared,
-            found,
-            now=now,
-            engines=self._decodes,
-            hosts=context.fleet.hosts(),
-            ttl=context.settings.reuse.handle_ttl,
-            threshold=context.settings.reuse.recompute_threshold,
-            newest_keys=newest_keys(prepared, self._keys),
-        )
-        for stage in decision.stages:
-            self._record.stage(stage)
-        if decision.drop is not None:
-            self._record.dropped(decision.drop)
-        return decision
-
-    def keep(
-        self,
-        prepared: Prepared,
-        planned: Plan,
-        sent: Dispatch,
-        handle: dict[str, object] | None,
-        reply: Reply | None,
-        answer_id: str,
-    ) -> asyncio.Future[None] | None:
-        """Keep D's handle, and the answer where it may be named. Called before the last byte is written: the next turn
-        may follow at once, on any router.
-
-        Returns what has to be done before that byte, or None when all is done.
-        """
-        items = self._keep_items(prepared, reply, answer_id)
-        stored = self._keep_handle(prepared, planned, sent, handle, reply, answer_id)
-        if items is None or stored is None:
-            return items or stored
-        return asyncio.ensure_future(_both(items, stored))
-
-    def _keep_handle(
-        self,
-        prepared: Prepared,
-        planned: Plan,
-        sent: Dispatch,
-        handle: dict[str, object] | None,
-        reply: Reply | None,
-        answer_id: str,
-    ) -> asyncio.Future[None] | None:
-        context, decode = self._context, sent.decode
-        if not self._keys or self._tenant is None:
-            return None
-        if handle is None and planned.bypass and planned.decision.entry is not None:
-            return self._put(self._carried(prepared, planned.decision.entry, reply), prepared, reply, answer_id)
-        fault = NotStored.TENANT_LIMIT if self._over_limit else judge_handle(handle, context.fleet.hosts())
-        if fault is not None or handle is None:
-            self._record.not_stored(fault or NotStored.NO_HANDLE)
-            forgotten = context.store.forget(self._keys)
-            return None if forgotten is None else asyncio.ensure_future(forgotten)
-        now = context.now()
-        entry = Entry.of(
-            handle,
-            holder=decode.key,
-            incarnation=str(sent.incarnation),
-            generation=decode.generation,
-            arrived=now,
-            turn=self._turn_number,
-            inexact=prepared.inexact or (reply.inexact if reply is not None else "reply unknown"),
-            sent=sent.at,
-            identity=sent.identity if decode.incarnation == sent.incarnation else "",
-            ticket=self._ticket,
-        )
-        context.guard.retained.add(self._tenant, decode.key, entry.remote_tokens, now)
-        if entry.rank is not None:
-            decode.ranks.add(entry.rank)
-        return self._put(entry, prepared, reply, answer_id)
-
-    def _put(
-        self, entry: Entry, prepared: Prepared, reply: Reply | None, answer_id: str
-    ) -> asyncio.Future[None] | None:
-        context = self._context
-        keys = context.keyring.store_keys(self._tenant or "", prepared, reply, answer_id)
-        result = context.store.put(entry, keys, context.now())
-        if isinstance(result, PutResult):
-            self._kept(result)
-            return None
-        return asyncio.ensure_future(self._kept_later(result))
-
-    def _carried(self, prepared: Prepared, entry: Entry, reply: Reply | None) -> Entry:
-        """The handle of the turn before, for the turn after one that decode served alone and that left none: it was not
-        sent, and what it names is a prefix of the longer conversation too. It does not live longer for it."""
-        self._context.store.spent(entry)  # it is counted as retained once more when it is put
-        content = reply.message.get("content") if reply is not None else None
-        said = len(content) // BYTES_PER_TOKEN if isinstance(content, str) else 0
-        return replace(
-            entry,
-            keys=(),
-            turn=self._turn_number,
-            ticket=self._ticket,
-            inexact=entry.inexact or prepared.inexact or (reply.inexact if reply is not None else "reply unknown"),
-            behind=entry.behind + prepared.new_tokens_estimate + said,
-        )
-
-    def _recall(self, answer_id: str) -> list[Any] | None:
-        # A caller without a principal shares a table with others of that kind; ids of answers cannot be guessed.
-        found = self._context.responses.recall(self._tenant or "", answer_id)
-        if found is None or isinstance(found, list):
-            return found
-        raise _Recalling(found)
-
-    def _keep_items(self, prepared: Prepared, reply: Reply | None, answer_id: str) -> asyncio.Future[None] | None:
-        """Keep what a turn of the Responses API added, for a next one that names it."""
-        if prepared.items is None or reply is None:
-            return None
-        before = next((value for name, value in prepared.ids if name == PREVIOUS), None)
-        kept = self._context.responses.put(self._tenant or "", answer_id, before, (*prepared.items, *reply.items))
-        if isinstance(kept, bool):
-            self._record.fields["response_kept"] = kept
-            return None
-        return asyncio.ensure_future(self._items_kept_later(kept))
-
-    async def _items_kept_later(self, kept: Awaitable[bool]) -> None:
-        self._record.fields["response_kept"] = await kept
-
-    def _kept(self, result: PutResult) -> None:
-        if result is PutResult.UNAVAILABLE:
-            self._record.not_stored(result.value)
-        else:
-            self._record.stored(result.value)
-
-    async def _kept_later(self, result: Awaitable[PutResult]) -> None:
-        self._kept(await result)
 
     # -- one attempt -----------------------------------------------------------------------------
     def _plan(self, prepared: Prepared, decision: Decision) -> Plan:
@@ -439,21 +253,6 @@ class Turn:
         self._record.prefilled(result, self._prefilled_at - started, handle is not None)
         return result
 
-    async def _may_retain(self, prepared: Prepared, prefilled: Prefilled | None) -> bool:
-        """Whether the tenant may let decode keep this turn's blocks; by its prompt, since no answer is there yet."""
-        if not self._keys or not self._brings_handle:
-            return False
-        tokens = prefilled.prompt_tokens if prefilled is not None else None
-        room = self._context.guard.retained.has_room(
-            self._tenant or "", tokens or prepared.prompt_tokens_estimate, self._context.now()
-        )
-        if not isinstance(room, bool):
-            room = await room
-        self._over_limit = not room
-        if not room:
-            self._context.guard.limited["tenant_retained_limit"].inc()
-        return room
-
     async def _decode(
         self, prepared: Prepared, planned: Plan, prefilled: Prefilled | None, by: Member | None, decode: Member
     ) -> None:
@@ -462,7 +261,7 @@ class Turn:
         params = prefilled.params if prefilled is not None else None
         if responder.gone and params is None:
             return
-        body = prepared.decode_body(params, retain=await self._may_retain(prepared, prefilled))
+        body = prepared.decode_body(params, retain=await self._keeper.may_retain(prepared, prefilled))
         headers = self._record.began(ROLE_DECODE, decode, self._request.headers)
         head = request_head(self._request.path, decode, headers, self._request_id, len(body), planned.rank)
         wait = timeouts.first_byte if prepared.stream else timeouts.answer
@@ -471,10 +270,10 @@ class Turn:
             # lease ends; no exchange existed for `_client_left` to bound, so the bound is set here.
             wait = timeouts.handoff
         sent = Dispatch(decode, decode.incarnation, decode.witness.identity, context.now())
-        keep = functools.partial(self.keep, prepared, planned, sent)
+        keep = functools.partial(self._keeper.keep, prepared, planned, sent)
         pair = Pair(by.key, decode.key, Direction.HANDOFF) if by is not None and params is not None else None
         leg = watch(decode, pair, self._prefills, context.fleet.pairs, context.now)
-        self._leg = ROLE_DECODE
+        self._leg, self._reading = ROLE_DECODE, params is not None
         try:
             exchange = self._exchange = await context.pool.request(decode.address, head, body, wait)
             if await exchange.head() != 200:
@@ -541,23 +340,18 @@ class Turn:
         decode before its first content may be too: blocks that are given up during a read are lost for a lease or, on
         some engines, end the process (EL-03, EL-13). So these may go on, within a bound.
         """
-        exchange = self._exchange
         self._context.admission.withdraw(self)
         self._record.client_left("stream" if self._responder.started else self._leg or "prefill")
-        if exchange is None:
-            return
-        if self._leg == ROLE_PREFILL:
-            self._bound_or_stop(exchange, self._reading)
-        else:
-            self._bound_or_stop(exchange, self._two_legs and not self._responder.started)
+        if self._exchange is not None:
+            self._bound_or_stop(self._exchange)
 
     def _prefill_sent(self, exchange: Exchange) -> None:
         self._exchange = exchange
         if self._responder.gone:  # while the connection was being made
-            self._bound_or_stop(exchange, self._reading)
+            self._bound_or_stop(exchange)
 
-    def _bound_or_stop(self, exchange: Exchange, reading: bool) -> None:
-        if reading:
+    def _bound_or_stop(self, exchange: Exchange) -> None:
+        if self._reading and not self._responder.started:
             exchange.deadline = min(exchange.deadline, self._context.now() + self._context.settings.timeouts.handoff)
         else:
             exchange.abort()

@@ -131,14 +131,17 @@ async def test_a_client_that_leaves_a_bypassed_turn_leaves_nothing(deploy: Any) 
     deployment = await deploy(ON)
     talk = Talk(deployment, stream=True)
     await talk.say()
-    gate = Gate(2)
-    deployment.decode.next(Behaviour(gate=gate))
+    deployment.decode.next(Behaviour(hold=asyncio.Event()))
     asking = asyncio.create_task(talk.say("Go on."))
-    await gate.reached.wait()
+
+    async def there() -> bool:
+        return len(deployment.decode.generates) == 2
+
+    await until(there)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
+    # There is no hand-off to finish: decode is stopped at once, and nobody lets it go on.
     await deployment.decode.idle()
-    gate.open()
     assert deployment.decode.generates[-1].fate == "aborted"
     turn = await talk.say("And then?")
     assert (alone(turn), turn.attached) == (False, [])
