@@ -35,6 +35,7 @@ class Stored:
     identity: str
     generation: str
     inexact: str | None
+    behind: int
     writer: str
 
 
@@ -65,6 +66,7 @@ def write_entry(entry: Entry, names: list[bytes], era: int, arrived_ms: int, sen
         "identity": entry.identity,
         "generation": entry.generation,
         "inexact": entry.inexact,
+        "behind": entry.behind,
         "writer": writer,
     }
     return b"\n".join((head, orjson.dumps(about), entry.raw))
@@ -88,12 +90,16 @@ def read_entry(value: bytes) -> Stored:
     inexact = about.get("inexact")
     if inexact is not None and not isinstance(inexact, str):
         raise DamagedEntry("inexact is no text")
+    behind = about.get("behind")
+    if type(behind) is not int or behind < 0:
+        raise DamagedEntry("behind is no count")
     return Stored(
         handle,
         _text(about, "holder"),
         _text(about, "identity"),
         _text(about, "generation"),
         inexact,
+        behind,
         _text(about, "writer"),
     )
 

@@ -181,6 +181,7 @@ class ValkeyStore:
             sent=sent,
             identity=stored.identity,
         )
+        entry.behind = stored.behind
         entry.own = stored.writer == self._writer
         return entry
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
+from pd_router.core.fields import Api
+from pd_router.core.history import Reply
+from pd_router.core.linking import Keyring
+from pd_router.core.request import Prepared, prepare
 from pd_router.core.store import Entry, Fate, HandleStore, Opened, PutResult, Stats, Ticket
 
 ID_A, ID_B = b"0" + b"a" * 16, b"0" + b"b" * 16
@@ -54,6 +61,17 @@ def entry(
         identity=identity,
         ticket=ticket,
     )
+
+
+REPLY = Reply({"role": "assistant", "content": "The same answer."}, None)
+
+
+def _chat(number: int, messages: int) -> Prepared:
+    """A turn of a conversation; every second one has an id, too."""
+    said = [{"role": "user", "content": f"Question {number}"}, REPLY.message, {"role": "user", "content": "Go on."}]
+    more = {"conversation_id": f"c{number}"} if number % 2 else {}
+    raw = json.dumps({"model": "m", "messages": said[:messages], **more}).encode()
+    return prepare(Api.CHAT, raw, {}, frozenset())
 
 
 class Bench(Protocol):
@@ -140,13 +158,23 @@ class StoreBehaviour:
         store = await self.begin()
         opened = await store.open(ID_A)
         left = entry(opened.turn, arrived=store.bench.now, ticket=opened.ticket, pd_proof={"v": 1})
-        left.inexact = "reasoning"
+        left.inexact, left.behind = "reasoning", 12
         left.sent -= 5.0
         assert await store.put_entry(left, [ID_A]) is PutResult.STORED
         await store.bench.wait(10.0)
         found = (await store.open(ID_A)).found
         assert found is not None
-        for name in ("raw", "holder", "incarnation", "generation", "proven", "inexact", "remote_tokens", "groups"):
+        for name in (
+            "raw",
+            "holder",
+            "incarnation",
+            "generation",
+            "proven",
+            "inexact",
+            "remote_tokens",
+            "groups",
+            "behind",
+        ):
             assert getattr(found.entry, name) == getattr(left, name), name
         # The younger it looks, the longer it would be used: it may look older only, and not by much.
         for name in ("arrived", "sent"):
@@ -166,6 +194,42 @@ class StoreBehaviour:
         await store.forget(ID_A)
         await store.forget()
         assert store.stats.stored == 0
+
+    async def test_a_handle_that_was_not_sent_may_be_put_back(self) -> None:
+        """Decode served the turn alone, and left none of its own: the old one stays, as old as it is."""
+        store = await self.begin()
+        await store.leave(ID_A)
+        await store.bench.wait(TTL - 20.0)
+        opened = await store.open(ID_A)
+        assert opened.found is not None
+        back = replace(opened.found.entry, keys=(), turn=opened.turn, ticket=store.bench.ticket(opened), behind=5)
+        assert await store.put_entry(back, [ID_A]) is PutResult.STORED
+        again = await store.open(ID_A)
+        assert again.found is not None
+        assert again.found.entry.behind == 5
+        back = replace(again.found.entry, keys=(), turn=again.turn, ticket=store.bench.ticket(again))
+        assert await store.put_entry(back, [ID_A]) is PutResult.STORED
+        await store.bench.wait(20.0)
+        assert await store.found(ID_A) is None
+
+    async def test_tenants_with_equal_ids_and_equal_texts_never_meet(self) -> None:
+        """10,000 turns of two tenants, whose conversations are the same word by word (IS-03)."""
+        store = await self.begin()
+        ring = Keyring(b"a secret of 32 bytes and no more")
+        chance = random.Random(7)
+        last: dict[str, list[str | None]] = {"ann": [None] * 20, "bob": [None] * 20}
+        firsts, seconds = ([_chat(number, messages) for number in range(20)] for messages in (1, 3))
+        for turn in range(10_000):
+            tenant, number = chance.choice(("ann", "bob")), chance.randrange(20)
+            opened = await store.open(*ring.lookup_keys(tenant, seconds[number]))
+            found = None if opened.found is None else opened.found.entry.remote_host
+            assert found == last[tenant][number]
+            last[tenant][number] = None
+            if chance.random() < 0.9:
+                host = f"{tenant}-{turn}"
+                keys = ring.store_keys(tenant, firsts[number], REPLY)
+                assert await store.put(opened, keys, host=host) is PutResult.STORED
+                last[tenant][number] = host
 
     # -- time ------------------------------------------------------------------------------------
     async def test_a_handle_lives_for_the_routers_ttl(self) -> None:
