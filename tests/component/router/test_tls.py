@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -210,6 +211,19 @@ async def _shakes(router: RouterProcess, context: ssl.SSLContext) -> bool:
     return True
 
 
+def resume(port: int, context: ssl.SSLContext, session: ssl.SSLSession | None) -> tuple[bool, ssl.SSLSession | None]:
+    """Ask for the health, with the session of an earlier connection; whether there is an answer, and the session."""
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=10.0) as plain,
+            context.wrap_socket(plain, server_hostname="router.example", session=session) as secure,
+        ):
+            secure.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            return secure.recv(4096).startswith(b"HTTP/1.1 200"), secure.session
+    except (ssl.SSLError, ConnectionError):
+        return False, None
+
+
 async def test_clients_by_certificate_and_another_authority_while_it_runs(bench: Bench) -> None:
     path = bench.folder / "clients.pem"
     path.write_bytes(bench.ca.cert_pem.bytes())
@@ -225,12 +239,16 @@ async def test_clients_by_certificate_and_another_authority_while_it_runs(bench:
         return True
 
     assert await served(ours)
+    answered, session = await asyncio.to_thread(resume, router.port, ours, None)
+    assert answered
     assert not await served(theirs)
     assert not await served(trusting(bench.ca))
     (bench.folder / "new.pem").write_bytes(bench.other_ca.cert_pem.bytes())
     (bench.folder / "new.pem").rename(path)
     await until(lambda: served(theirs))
     assert not await served(ours), "an authority that was taken away still counts"
+    answered, _ = await asyncio.to_thread(resume, router.port, ours, session)
+    assert not answered, "an earlier session carries an authority over"
 
 
 @pytest.mark.parametrize(

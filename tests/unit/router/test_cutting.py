@@ -7,6 +7,7 @@ import json
 import pytest
 
 from pd_router.core.cutting import cut_event, strip_json, suspicious
+from pd_router.core.errors import ApiError
 
 HANDLE = b'{"remote_host":"MARKER"}'
 KEYS = [
@@ -98,3 +99,13 @@ def test_a_finish_reason_error_is_no_error_event() -> None:
     cut = cut_event(event)
     assert cut is not None
     assert cut.rest == event
+
+
+@pytest.mark.parametrize("text", [
+    b'{"a":1,"kv_trans"kv_transfer_params":null,fer_params":{"remote_host":"secret"}}',
+    b'{"kv_transfer_para"kv_transfer_params": {} ,ms":{"remote_host":"secret"},"b":1}',
+])  # fmt: skip
+def test_what_names_the_handle_only_after_the_cut_is_withheld(text: bytes) -> None:
+    assert cut_event(b"data: " + text + b"\n\n") is None
+    with pytest.raises(ApiError):
+        strip_json(text)
