@@ -16,6 +16,7 @@ from typing import Final
 from perf.provision import Peers
 
 OURS: Final = "pd-router"
+WORKERS: Final = "pd-router-workers"
 VLLM_ROUTER: Final = "vllm-router"
 VLLM_ROUTER_LEAN: Final = "vllm-router-lean"
 EXAMPLE_PROXY: Final = "example-proxy"
@@ -75,6 +76,10 @@ def _ours(place: Place, _: Peers) -> list[str]:
     ]
 
 
+def _workers(place: Place, peers: Peers) -> list[str]:
+    return [*_ours(place, peers), "--workers", "2"]
+
+
 def _vllm_router(place: Place, peers: Peers) -> list[str]:
     return [
         *(str(peers.vllm_router), "--vllm-pd-disaggregation", "--host", "127.0.0.1", "--port", str(place.listen)),
@@ -102,6 +107,8 @@ def _floor(place: Place, _: Peers) -> list[str]:
 
 CONTENDERS: Final = (
     Contender(OURS, "pd-router (ours)", "verified", True, True, _ours, {"PYTHONPATH": _ROUTER_SOURCES}),
+    # What the way to a shared store costs; on one core, so that it says nothing of how much more two can do.
+    Contender(WORKERS, "pd-router, two workers", "verified", True, True, _workers, {"PYTHONPATH": _ROUTER_SOURCES}),
     # Its default policy asks both engines for the prompt's token ids before each turn.
     Contender(VLLM_ROUTER, "vllm-router, as it comes", "stock", False, False, _vllm_router, {}),
     # The cheapest way to run it that we know of: no prompt inspection, no request logs.
