@@ -38,6 +38,7 @@ class Channel(asyncio.Protocol):
         self._handle = handle
         self._on_lost = on_lost
         self._reader = Reader()
+        self._held = b""
         self._asked: deque[tuple[float, asyncio.Future[Message]]] = deque()
         self.on_late: Callable[[], None] = _nothing
         """Called when an answer came that nobody waited for any more."""
@@ -64,7 +65,7 @@ class Channel(asyncio.Protocol):
             answer.set_exception(ChannelError("the other process is gone"))
             return answer
         self._asked.append((self._loop.time(), answer))
-        self._transport.write(write(Kind.ASK, [verb, *arguments], raw))
+        self._send(write(Kind.ASK, [verb, *arguments], raw))
         return answer
 
     def give_up(self, before: float) -> bool:
@@ -81,10 +82,26 @@ class Channel(asyncio.Protocol):
                 found = True
         return found
 
-    def tell(self, verb: str, *arguments: Any, raw: bytes = b"") -> None:
+    def tell(self, verb: str, *arguments: Any) -> None:
         """Send news. Dropped when the other end is gone."""
         if self._transport is not None:
-            self._transport.write(write(Kind.TELL, [verb, *arguments], raw))
+            self._send(write(Kind.TELL, [verb, *arguments]))
+
+    def tell_later(self, verb: str, *arguments: Any) -> None:
+        """Send news with what is sent next, or by `flush`: the other end is not woken for them."""
+        if self._transport is not None:
+            self._held += write(Kind.TELL, [verb, *arguments])
+
+    def flush(self) -> None:
+        """Send what is held."""
+        if self._held and self._transport is not None:
+            self._send(b"")
+
+    def _send(self, data: bytes) -> None:
+        assert self._transport is not None
+        if self._held:
+            data, self._held = self._held + data, b""
+        self._transport.write(data)
 
     def close(self) -> None:
         """Let go of the socket, whatever is under way."""
@@ -140,7 +157,7 @@ class Channel(asyncio.Protocol):
             log.exception("%s failed", verb)
         if message.kind is Kind.ASK and self._transport is not None:
             kind, (words, raw) = (Kind.FAILED, ((), b"")) if found is None else (Kind.ANSWER, found)
-            self._transport.write(write(kind, words, raw))
+            self._send(write(kind, words, raw))
 
 
 def _nothing() -> None:

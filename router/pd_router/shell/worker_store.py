@@ -33,7 +33,7 @@ _WITHOUT: Final = Opened(0, None)
 
 
 class Line:
-    """The channel to the supervisor, with a bound on waiting. `watch` has to run."""
+    """The channel to the supervisor, with a bound on waiting and on what is told later. `watch` has to run."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -56,11 +56,17 @@ class Line:
         if self.up:
             self._channel.tell(verb, *words)
 
+    def tell_later(self, verb: str, *words: Any) -> None:
+        """News that may be lost, and may come a little later."""
+        if self.up:
+            self._channel.tell_later(verb, *words)
+
     async def watch(self) -> None:
         """Give up questions that are not answered, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
+            self._channel.flush()
             if self._channel.give_up(loop.time() - WAIT_SECONDS):
                 self._set(False)
 
@@ -115,7 +121,7 @@ class WorkerStore:
 
     def spent(self, entry: Entry) -> None:
         """See `HandleStore`."""
-        self._line.tell("spent", write_entry(entry))
+        self._line.tell_later("spent", write_entry(entry))
 
     def purge_holder(self, holder: str, now: float) -> int:
         """See `HandleStore`. The supervisor counts them."""

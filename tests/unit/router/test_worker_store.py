@@ -52,6 +52,8 @@ class Straight(Line):
     def tell(self, verb: str, *words: Any) -> None:
         self._desk.handle(*self._carry(Kind.TELL, verb, words, b""))
 
+    tell_later = tell
+
     @staticmethod
     def _carry(kind: Kind, verb: str, words: tuple[Any, ...], raw: bytes) -> tuple[str, list[Any], bytes]:
         [message] = Reader().feed(write(kind, [verb, *words], raw))
@@ -249,6 +251,25 @@ async def test_an_unanswered_question_is_a_miss_and_the_next_one_is_not_asked(
     assert (await _opened(store)).turn == 3
     assert supervised.heard == ["open"] * 3
     assert "pd_router_handle_store_up 1.0" in generate_latest(metrics.registry).decode()
+    watch.cancel()
+
+
+async def test_news_that_can_wait_come_with_the_next_question_or_by_themselves(
+    ends: tuple[Channel, Channel, Heard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pd_router.shell.worker_store.LOOK_SECONDS", 0.01)
+    _, worker, supervised = ends
+    line = Line(worker)
+    line.tell_later("purge", "d1")
+    await line.ask("open", [])
+    assert supervised.heard == ["purge", "open"]
+    line.tell_later("purge", "d2")
+    watch = asyncio.create_task(line.watch())
+
+    async def heard() -> bool:
+        return supervised.heard == ["purge", "open", "purge"]
+
+    await until(heard)
     watch.cancel()
 
 
