@@ -48,6 +48,11 @@ def env(name: str, value: str | None = "x", secret: dict[str, str] | None = None
 VALKEY: dict[str, Any] = {"url": "valkey://cache:6379", "keySecretRef": {"name": "handles", "key": "key"}}
 
 
+def volume(**changes: Any) -> Edit:
+    """A volume of the engines, without a source."""
+    return "spec.engine.volumes", [{"name": "more", "mountPath": "/more", **changes}]
+
+
 def extra(name: str, value: str = "1") -> list[dict[str, str]]:
     return [{"name": name, "value": value}]
 
@@ -326,6 +331,29 @@ PODS: list[tuple[str, list[Edit], str, str]] = [
      "a folder of its own"),
     ("weights over the folder above", [("spec.model.source.mountPath", "/var/cache")], "spec.model.source.mountPath",
      "a folder of its own"),
+    ("volume without a source", [volume()], "spec.engine.volumes[0]", "exactly one of configMap"),
+    ("volume with two sources", [volume(configMap={"name": "a"}, emptyDir={})], "spec.engine.volumes[0]",
+     "exactly one of configMap"),
+    ("volume with a name of ours", [volume(name="shm", emptyDir={})], "spec.engine.volumes[0].name",
+     "the operator's own"),
+    ("volume over the connector", [volume(mountPath="/opt/pd-connector/pd_wire", emptyDir={})],
+     "spec.engine.volumes[0].mountPath", "/opt/pd-connector lies there"),
+    ("volume over the weights", [("spec.model.source.emptyDir", {}), volume(mountPath="/models", emptyDir={})],
+     "spec.engine.volumes[0].mountPath", "spec.model.source is mounted there"),
+    ("two volumes in one place",
+     [("spec.engine.volumes", [{"name": name, "mountPath": "/a", "emptyDir": {}} for name in ("a", "b")])],
+     "spec.engine.volumes[1].mountPath", "spec.engine.volumes[0] is mounted there"),
+    ("volume twice",
+     [("spec.engine.volumes", [{"name": "a", "mountPath": place, "emptyDir": {}} for place in ("/a", "/b")])],
+     "spec.engine.volumes[1].name", "stands twice"),
+    ("claim without a source", [("spec.decode.pod.resourceClaims", [{"name": "nics"}])],
+     "spec.decode.pod.resourceClaims[0]", "exactly one of resourceClaimTemplateName"),
+    ("claim with two sources",
+     [("spec.decode.pod.resourceClaims",
+       [{"name": "nics", "resourceClaimTemplateName": "a", "resourceClaimName": "b"}])],
+     "spec.decode.pod.resourceClaims[0]", "exactly one of resourceClaimTemplateName"),
+    ("claim twice", [("spec.decode.pod.resourceClaims", [{"name": "nics", "resourceClaimName": "b"}] * 2)],
+     "spec.decode.pod.resourceClaims[1].name", "stands twice"),
     ("user without Restricted", [("spec.engine.runAsUser", 1000)], "spec.engine.runAsUser", "Restricted only"),
     ("root under Restricted", [("spec.engine.securityProfile", "Restricted"), ("spec.engine.runAsUser", 0)],
      "spec.engine.runAsUser", "an integer from 1"),
@@ -369,6 +397,8 @@ NEIGHBOURS: list[tuple[str, list[Edit]]] = [
     ("folder beside one of ours", [("spec.model.source.mountPath", "/var/cache/weights")]),
     ("integers as amounts", [("spec.decode.resources", {"requests": {"cpu": 4}, "limits": {"nvidia.com/gpu": 1}})]),
     ("request below the limit", [("spec.router.resources", {"requests": {"cpu": "1500m"}, "limits": {"cpu": 2}})]),
+    ("a volume where weights would be", [volume(mountPath="/models", emptyDir={})]),
+    ("a volume beside ours", [volume(mountPath="/opt/certificates", secret={"name": "a"})]),
     ("every taint", [("spec.decode.pod.tolerations", [{"operator": "Exists"}])]),
     ("label with a domain", [("spec.decode.pod.labels", {"example.com/team": "x"})]),
     ("label that begins like ours", [("spec.decode.pod.labels", {"pdserving.device": "x"})]),

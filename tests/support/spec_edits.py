@@ -60,6 +60,7 @@ TABLE: list[Row] = [
     ("engine.selfTest", "Disabled", ENGINES, ()),
     ("engine.extraArgs", ["--enforce-eager"], ENGINES, ()),
     ("engine.env", [{"name": "A", "value": "b"}], ENGINES, ()),
+    ("engine.volumes", [{"name": "ca", "mountPath": "/etc/ca", "configMap": {"name": "ca"}}], ENGINES, ()),
     ("nodeProfile", "CPU", ENGINES, ()),
     ("customProfile.device", "CPU", ENGINES, CUSTOM),
     ("customProfile.acceleratorsPerNode", 4, NOBODY, CUSTOM),
@@ -132,6 +133,7 @@ TABLE: list[Row] = [
         ("tolerations", [{"key": "a", "operator": "Exists"}]),
         ("priorityClassName", "high"),
         ("runtimeClassName", "nvidia"),
+        ("schedulerName", "volcano"),
     )),
     *((f"{role}.{name}", value, who and {role}, ()) for role in (P, D) for name, value, who in (
         ("replicas", 4, NOBODY),
@@ -143,6 +145,7 @@ TABLE: list[Row] = [
         ("resources.requests", {"cpu": 7}, ALL),
         ("resources.limits", {"memory": "500Gi"}, ALL),
         ("pod.serviceAccountName", "engines", ALL),
+        ("pod.resourceClaims", [{"name": "nics", "resourceClaimTemplateName": "nics"}], ALL),
         ("updateStrategy.type", "OnDelete", NOBODY),
         ("updateStrategy.partition", 1, NOBODY),
         ("updateStrategy.maxUnavailable", 2, NOBODY),

@@ -12,6 +12,7 @@ from typing import Final
 
 from pd_operator.core import crd_rules_access, crd_rules_engine, crd_rules_pod, rules_store
 from pd_operator.core.cel import Rule, rule, text, words
+from pd_operator.core.crd_rules_engine import VOLUMES
 from pd_operator.core.crd_schema import Schema
 from pd_operator.core.profiles import CPU, P5EN_EFA
 from pd_operator.core.rules_transfer import BYPASS_NEEDS_CACHE, FIELD_OF_KEY, FREE_KEYS
@@ -60,6 +61,12 @@ def _spec_rules() -> list[Rule]:
         *map(_efa_provider_rule, ("engine", "prefill", "decode")),
         rule("self.decode.prefixCaching || self.router.placement.bypass.maxNewTokens == 0", BYPASS_NEEDS_CACHE,
              "router.placement.bypass.maxNewTokens"),
+        rule(
+            f"!has(self.engine.volumes) || !({' || '.join(f'has(self.model.source.{one})' for one in VOLUMES)}) || "
+            "self.engine.volumes.all(one, one.mountPath != self.model.source.mountPath)",
+            "model.source is mounted there; choose another folder",
+            "engine.volumes",
+        ),
         rule("has(self.engine.image)", "is required in a cluster: a container image with vLLM and NIXL",
              "engine.image"),
     ]  # fmt: skip
@@ -140,11 +147,13 @@ _OBJECTS: Final[Mapping[str, list[Rule]]] = {
     "ModelSpec": crd_rules_engine.model_rules(),
     "ModelSource": crd_rules_engine.source_rules(),
     "EngineSpec": crd_rules_engine.engine_rules(),
+    "EngineVolume": crd_rules_engine.volume_rules(),
     "RoleSpec": crd_rules_engine.role_rules(),
     "EnvVar": crd_rules_engine.env_rules(),
     "Toleration": crd_rules_pod.toleration_rules(),
     "NodeRequirement": crd_rules_pod.node_requirement_rules(),
     "Resources": crd_rules_pod.resources_rules(),
+    "ResourceClaim": crd_rules_pod.resource_claim_rules(),
     "UpdateStrategy": crd_rules_pod.update_strategy_rules(),
 }
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from pd_operator.core import versions
 from pd_operator.core.cel import Rule, rule, text, words
-from pd_operator.core.render_volumes import OWN_PATHS
+from pd_operator.core.render_volumes import OWN_PATHS, OWN_VOLUMES
 from pd_operator.core.reserved import (
     RENDERED_ENV,
     RENDERED_ENV_PREFIXES,
@@ -17,6 +17,7 @@ from pd_operator.core.reserved import (
     TOKEN_ENV,
     negated,
 )
+from pd_operator.core.rules_pod import VOLUME_SOURCES
 
 TOKEN: Final = r"(^|[^A-Za-z0-9_])hf_[A-Za-z0-9]{20,}"
 NO_TOKEN: Final = "never write a token into the object; use spec.model.source.tokenSecretRef"
@@ -39,7 +40,6 @@ def model_rules() -> list[Rule]:
 def source_rules() -> list[Rule]:
     """On `spec.model.source`."""
     given = ", ".join(f"has(self.{volume})" for volume in VOLUMES)
-    within = " || ".join(f'self.mountPath == "{path}" || self.mountPath.startsWith("{path}/")' for path in OWN_PATHS)
     return [
         rule(f"[{given}].filter(one, one).size() <= 1", f"at most one of {', '.join(VOLUMES)} may be set"),
         rule(
@@ -47,12 +47,27 @@ def source_rules() -> list[Rule]:
             "must be Allowed with emptyDir: an empty folder never gets the weights",
             "download",
         ),
-        rule(
-            f"!({within}) && !(self.mountPath in {words(_above(OWN_PATHS))})",
-            f"must be a folder of its own, such as /models; {', '.join(OWN_PATHS)} lie there",
-            "mountPath",
-        ),
+        _own_folder_rule(),
     ]
+
+
+def volume_rules() -> list[Rule]:
+    """On each of `spec.engine.volumes`."""
+    given = ", ".join(f"has(self.{source})" for source in VOLUME_SOURCES)
+    return [
+        rule(f"[{given}].filter(one, one).size() == 1", f"exactly one of {', '.join(VOLUME_SOURCES)} must be set"),
+        rule(f"!(self.name in {words(OWN_VOLUMES)})", f"{', '.join(OWN_VOLUMES)} are the operator's own", "name"),
+        _own_folder_rule(),
+    ]
+
+
+def _own_folder_rule() -> Rule:
+    within = " || ".join(f'self.mountPath == "{path}" || self.mountPath.startsWith("{path}/")' for path in OWN_PATHS)
+    return rule(
+        f"!({within}) && !(self.mountPath in {words(_above(OWN_PATHS))})",
+        f"must be a folder of its own, such as /models; {', '.join(OWN_PATHS)} lie there",
+        "mountPath",
+    )
 
 
 def engine_rules() -> list[Rule]:
@@ -64,6 +79,8 @@ def engine_rules() -> list[Rule]:
         rule(_image_version(), unsupported, "image"),
         rule('!has(self.runAsUser) || self.securityProfile == "Restricted"',
              "may be set with securityProfile Restricted only", "runAsUser"),
+        rule("!has(self.volumes) || self.volumes.all(one, self.volumes.exists_one(other, other.mountPath == "
+             "one.mountPath))", "each must be mounted in a folder of its own", "volumes"),
         first_argument_rule(),
     ]  # fmt: skip
 

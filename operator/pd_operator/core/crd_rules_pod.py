@@ -6,7 +6,7 @@ from typing import Final
 
 from pd_operator.core.cel import Rule, rule, text
 from pd_operator.core.fields import QUALIFIED_NAME
-from pd_operator.core.rules_pod import OWN_LABELS
+from pd_operator.core.rules_pod import CLAIM_SOURCES, OWN_LABELS
 
 _BOTH: Final = "!has(self.requests) || !has(self.limits)"
 _COMPARED: Final = "quantity(string(self.requests[key])).compareTo(quantity(string(self.limits[key])))"
@@ -54,6 +54,12 @@ def resources_rules() -> list[Rule]:
         rule(f"{_BOTH} || self.requests.all(key, !(key in self.limits) || !({_DEVICE}) || {_COMPARED} == 0)",
              "devices and huge pages must be requested in the amount of their limit, or be left out", "requests"),
     ]  # fmt: skip
+
+
+def resource_claim_rules() -> list[Rule]:
+    """On a claim of devices."""
+    template, claim = (f"has(self.{source})" for source in CLAIM_SOURCES)
+    return [rule(f"{template} != {claim}", f"exactly one of {', '.join(CLAIM_SOURCES)} must be set")]
 
 
 def update_strategy_rules() -> list[Rule]:

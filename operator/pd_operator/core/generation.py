@@ -2,7 +2,8 @@
 
 What counts is what makes a read between two engines wrong or refused, or makes one of the two legs of a request fail:
 
-* the weights and the prompt's tokens: model, revision, dtype, arguments of both roles (templates, parsers, LoRA);
+* the weights and the prompt's tokens: model, revision, dtype, arguments of both roles (templates, parsers, LoRA), the
+  volumes that bring their files;
 * the code and the layout of the KV: image, vLLM version, block size, both tensor-parallel sizes, device, variables of
   both roles (attention backend, cache layout);
 * the protocol: connector (in a cluster, also the image that brings it), backend, the bidirectional flag, the
@@ -42,7 +43,11 @@ def agreement(deployment: PDDeployment, connector_image: str | None = None) -> d
     """What is hashed, readable: for showing why two generations differ."""
     spec = deployment.spec
     transfer = spec.kv_transfer
-    brought = {} if connector_image is None else {"connectorImage": connector_image}
+    brought: dict[str, Any] = {} if connector_image is None else {"connectorImage": connector_image}
+    if spec.engine.volumes:
+        brought["volumes"] = sorted(
+            json.dumps(one.model_dump(mode="json"), sort_keys=True) for one in spec.engine.volumes
+        )
     return {
         **brought,
         "format": FORMAT,

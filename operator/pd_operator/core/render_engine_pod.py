@@ -28,6 +28,7 @@ from pd_operator.core.render_volumes import (
     model_in_pod,
     volume_env,
 )
+from pd_operator.core.spec_pod import ResourceClaim
 from pd_wire import names as wire
 
 HTTP_PORT: Final = 8000
@@ -125,6 +126,8 @@ def _pod_spec(deployment: PDDeployment, role: Role, context: RenderContext) -> d
         "serviceAccountName": settings.pod.service_account_name,
         "priorityClassName": settings.pod.priority_class_name,
         "runtimeClassName": settings.pod.runtime_class_name,
+        "schedulerName": settings.pod.scheduler_name,
+        "resourceClaims": [_claim(one) for one in settings.pod.resource_claims],
         "terminationGracePeriodSeconds": termination_grace_seconds(deployment, role),
     }
     # Variables that Kubernetes makes from Services, such as VLLM_PORT, would be read as vLLM's own.
@@ -206,10 +209,25 @@ def _container(deployment: PDDeployment, role: Role, name: str) -> dict[str, Any
             "image": engine.image,
             "imagePullPolicy": engine.image_pull_policy.value if engine.image_pull_policy else None,
             "env": _env(deployment, role),
-            "resources": engine_resources(deployment, role),
+            "resources": _resources(deployment, role),
             "volumeMounts": engine_mounts(deployment, has_connector(deployment)),
             "securityContext": _security(deployment),
             "terminationMessagePolicy": "FallbackToLogsOnError",
+        }
+    )
+
+
+def _resources(deployment: PDDeployment, role: Role) -> dict[str, Any]:
+    claims = [{"name": one.name} for one in deployment.role(role).pod.resource_claims]
+    return without_nothing({**engine_resources(deployment, role), "claims": claims})
+
+
+def _claim(wanted: ResourceClaim) -> dict[str, Any]:
+    return without_nothing(
+        {
+            "name": wanted.name,
+            "resourceClaimTemplateName": wanted.resource_claim_template_name,
+            "resourceClaimName": wanted.resource_claim_name,
         }
     )
 

@@ -105,6 +105,7 @@ def _pod_spec(deployment: PDDeployment, context: RenderContext) -> dict[str, Any
         },
         "priorityClassName": settings.pod.priority_class_name,
         "runtimeClassName": settings.pod.runtime_class_name,
+        "schedulerName": settings.pod.scheduler_name,
         "terminationGracePeriodSeconds": (PRE_STOP_SECONDS + settings.timeouts.drain_seconds + GRACE_MARGIN_SECONDS),
     }
     return {**without_nothing(fields), "enableServiceLinks": False, "automountServiceAccountToken": True}

@@ -9,6 +9,7 @@ from pd_operator.core.choices import Download, Role
 from pd_operator.core.model import PDDeployment
 from pd_operator.core.render_resources import shared_memory_gib
 from pd_operator.core.spec_engine import ModelSource
+from pd_operator.core.spec_volumes import EmptyDirSource, EngineVolume, HostPathSource
 
 CONNECTOR_PATH: Final = "/opt/pd-connector"
 SHARED_MEMORY_PATH: Final = "/dev/shm"
@@ -19,6 +20,7 @@ CONNECTOR_VOLUME: Final = "connector"
 SHARED_MEMORY_VOLUME: Final = "shm"
 CACHE_VOLUME: Final = "cache"
 MODEL_VOLUME: Final = "model"
+OWN_VOLUMES: Final = (CONNECTOR_VOLUME, SHARED_MEMORY_VOLUME, CACHE_VOLUME, MODEL_VOLUME)
 
 CACHE_ENV: Final = {
     # Compiled kernels outlive a crash of the container, so the next start is shorter.
@@ -39,7 +41,9 @@ def engine_volumes(deployment: PDDeployment, role: Role, with_connector: bool) -
     if with_connector:
         volumes.append({"name": CONNECTOR_VOLUME, "emptyDir": {}})
     model = _model_volume(deployment.spec.model.source)
-    return [*volumes, {"name": MODEL_VOLUME, **model}] if model else volumes
+    if model:
+        volumes.append({"name": MODEL_VOLUME, **model})
+    return [*volumes, *({"name": one.name, **_source(one)} for one in deployment.spec.engine.volumes)]
 
 
 def engine_mounts(deployment: PDDeployment, with_connector: bool) -> list[dict[str, Any]]:
@@ -54,7 +58,7 @@ def engine_mounts(deployment: PDDeployment, with_connector: bool) -> list[dict[s
     if _model_volume(source):
         mount = {"name": MODEL_VOLUME, "mountPath": source.mount_path}
         mounts.append({**mount, "readOnly": True} if _is_read_only(deployment) else mount)
-    return mounts
+    return [*mounts, *map(_mount, deployment.spec.engine.volumes)]
 
 
 def connector_mount(*, read_only: bool) -> dict[str, Any]:
@@ -81,17 +85,39 @@ def model_in_pod(deployment: PDDeployment) -> PDDeployment:
     return deployment.with_model_name(posixpath.join(model.source.mount_path, folder))
 
 
+def has_model_volume(source: ModelSource) -> bool:
+    """Is something mounted at `spec.model.source.mountPath`?"""
+    return bool(_model_volume(source))
+
+
 def _model_volume(source: ModelSource) -> dict[str, Any]:
     if source.persistent_volume_claim is not None:
         claim = source.persistent_volume_claim
         fields: dict[str, Any] = {"claimName": claim.claim_name}
         return {"persistentVolumeClaim": {**fields, "readOnly": True} if claim.read_only else fields}
-    if source.empty_dir is not None:
-        size = source.empty_dir.size_limit_gib
+    return _on_the_node(source.empty_dir, source.host_path)
+
+
+def _source(volume: EngineVolume) -> dict[str, Any]:
+    if volume.config_map is not None:
+        return {"configMap": {"name": volume.config_map.name}}
+    if volume.secret is not None:
+        return {"secret": {"secretName": volume.secret.name}}
+    if volume.persistent_volume_claim is not None:
+        return {"persistentVolumeClaim": {"claimName": volume.persistent_volume_claim.name}}
+    return _on_the_node(volume.empty_dir, volume.host_path)
+
+
+def _mount(volume: EngineVolume) -> dict[str, Any]:
+    mount = {"name": volume.name, "mountPath": volume.mount_path}
+    return {**mount, "readOnly": True} if volume.read_only else mount
+
+
+def _on_the_node(empty_dir: EmptyDirSource | None, host_path: HostPathSource | None) -> dict[str, Any]:
+    if empty_dir is not None:
+        size = empty_dir.size_limit_gib
         return {"emptyDir": {} if size is None else {"sizeLimit": f"{size}Gi"}}
-    if source.host_path is not None:
-        return {"hostPath": {"path": source.host_path.path, "type": "Directory"}}
-    return {}
+    return {} if host_path is None else {"hostPath": {"path": host_path.path, "type": "Directory"}}
 
 
 def _is_read_only(deployment: PDDeployment) -> bool:

@@ -17,13 +17,15 @@ from pd_operator.core.choices import (
 from pd_operator.core.model import PDDeployment
 from pd_operator.core.problems import Problem
 from pd_operator.core.render_resources import amount, is_device
-from pd_operator.core.render_volumes import OWN_PATHS
+from pd_operator.core.render_volumes import OWN_PATHS, OWN_VOLUMES, has_model_volume
 from pd_operator.core.spec_pod import NodeRequirement, PodSettings, Resources
 from pd_wire import names as wire
 
 OWN_LABELS = (f"{wire.API_GROUP}/", "app.kubernetes.io/")
 ROLES = ("prefill", "decode")
 PARTS = (*ROLES, "router")
+VOLUME_SOURCES = ("configMap", "secret", "persistentVolumeClaim", "emptyDir", "hostPath")
+CLAIM_SOURCES = ("resourceClaimTemplateName", "resourceClaimName")
 WITHOUT_VALUES = (NodeOperator.EXISTS, NodeOperator.DOES_NOT_EXIST)
 COMPARING = (NodeOperator.GT, NodeOperator.LT)
 
@@ -95,13 +97,54 @@ def update_strategy(deployment: PDDeployment) -> Iterator[Problem]:
 
 def mount_path(deployment: PDDeployment) -> Iterator[Problem]:
     """The weights do not hide what the engine needs."""
-    path = deployment.spec.model.source.mount_path.rstrip("/")
-    hidden = [own for own in OWN_PATHS if f"{own}/".startswith(f"{path}/") or path.startswith(f"{own}/")]
+    hidden = _hidden(deployment.spec.model.source.mount_path)
     if hidden:
-        yield Problem(
-            "spec.model.source.mountPath",
-            f"must be a folder of its own, such as /models: {hidden[0]} lies there; got {path or '/'}",
-        )
+        yield Problem("spec.model.source.mountPath", hidden)
+
+
+def volumes(deployment: PDDeployment) -> Iterator[Problem]:
+    """A volume has one source, and a name and a place of its own."""
+    source = deployment.spec.model.source
+    places = {source.mount_path.rstrip("/"): "spec.model.source"} if has_model_volume(source) else {}
+    seen: set[str] = set()
+    for index, volume in enumerate(deployment.spec.engine.volumes):
+        path = f"spec.engine.volumes[{index}]"
+        sources = (volume.config_map, volume.secret, volume.persistent_volume_claim, volume.empty_dir, volume.host_path)
+        if sum(source is not None for source in sources) != 1:
+            yield Problem(path, f"exactly one of {', '.join(VOLUME_SOURCES)} must be set")
+        if volume.name in OWN_VOLUMES:
+            yield Problem(f"{path}.name", f"{', '.join(OWN_VOLUMES)} are the operator's own; choose another name")
+        if volume.name in seen:
+            yield Problem(f"{path}.name", f"{volume.name} stands twice in this list; keep one")
+        seen.add(volume.name)
+        place = volume.mount_path.rstrip("/")
+        hidden = _hidden(volume.mount_path)
+        if hidden:
+            yield Problem(f"{path}.mountPath", hidden)
+        elif place in places:
+            yield Problem(f"{path}.mountPath", f"{places[place]} is mounted there; choose another folder")
+        places.setdefault(place, path)
+
+
+def _hidden(mounted: str) -> str | None:
+    path = mounted.rstrip("/")
+    hidden = [own for own in OWN_PATHS if f"{own}/".startswith(f"{path}/") or path.startswith(f"{own}/")]
+    if not hidden:
+        return None
+    return f"must be a folder of its own, such as /models: {hidden[0]} lies there; got {path or '/'}"
+
+
+def resource_claims(deployment: PDDeployment) -> Iterator[Problem]:
+    """A claim has one source and a name of its own."""
+    for role in ROLES:
+        seen: set[str] = set()
+        for index, claim in enumerate(getattr(deployment.spec, role).pod.resource_claims):
+            path = f"spec.{role}.pod.resourceClaims[{index}]"
+            if (claim.resource_claim_name is None) == (claim.resource_claim_template_name is None):
+                yield Problem(path, f"exactly one of {', '.join(CLAIM_SOURCES)} must be set")
+            if claim.name in seen:
+                yield Problem(f"{path}.name", f"{claim.name} stands twice in this list; keep one")
+            seen.add(claim.name)
 
 
 def user(deployment: PDDeployment) -> Iterator[Problem]:
@@ -151,6 +194,8 @@ RULES = (
     resources,
     update_strategy,
     mount_path,
+    volumes,
+    resource_claims,
     user,
     connector_image,
     monitoring_namespaces,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, StrictBool
+from pydantic import Field
 
 from pd_operator.core import fields
 from pd_operator.core.choices import (
@@ -20,6 +20,7 @@ from pd_operator.core.choices import (
     Switch,
 )
 from pd_operator.core.fields import Argument, ObjectName, SpecModel
+from pd_operator.core.spec_volumes import ClaimSource, EmptyDirSource, EngineVolumes, HostPathSource
 
 LOCAL_PREFIXES = ("/", "./", "../")
 
@@ -46,34 +47,6 @@ class EnvVar(SpecModel):
 
 ExtraArgs = Annotated[tuple[Argument, ...], Field(max_length=128)]
 Env = Annotated[tuple[EnvVar, ...], Field(max_length=128)]
-
-
-class ClaimSource(SpecModel):
-    """An existing PersistentVolumeClaim with the weights or with the hub's cache."""
-
-    claim_name: ObjectName = Field(description="Name of the claim.")
-    read_only: StrictBool = Field(default=False, description="Mount read-only; the weights must then be complete.")
-
-
-class EmptyDirSource(SpecModel):
-    """Space on the node that lives as long as the pod."""
-
-    size_limit_gib: int | None = Field(
-        default=None,
-        alias="sizeLimitGiB",
-        strict=True,
-        ge=1,
-        le=65536,
-        description="Upper limit in GiB. Absent: the node's free space.",
-    )
-
-
-class HostPathSource(SpecModel):
-    """A folder of the node, for example a local NVMe disk with the weights on it."""
-
-    path: str = Field(
-        min_length=1, max_length=1024, pattern=fields.ABSOLUTE_PATH, description="Absolute path on the node."
-    )
 
 
 class ModelSource(SpecModel):
@@ -243,6 +216,11 @@ class EngineSpec(SpecModel):
         default=(), description="More vLLM arguments, one list entry per word, for both roles."
     )
     env: Env = Field(default=(), description="More environment variables, for both roles.")
+    volumes: EngineVolumes = Field(
+        default=(),
+        description="More volumes, for both roles; a change is a new generation, since templates may lie in them. "
+        "pdctl up has none.",
+    )
 
 
 class CustomProfile(SpecModel):

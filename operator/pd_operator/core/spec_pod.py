@@ -96,10 +96,34 @@ class PodSettings(SpecModel):
     )
     priority_class_name: ObjectName | None = Field(default=None, description="PriorityClass of the pods.")
     runtime_class_name: ObjectName | None = Field(default=None, description="RuntimeClass of the pods.")
+    scheduler_name: ObjectName | None = Field(
+        default=None, description="Scheduler that places the pods. Absent: the cluster's default."
+    )
+
+
+class ResourceClaim(SpecModel):
+    """Devices by dynamic resource allocation, for the engine and its self-test. Exactly one of the two sources."""
+
+    name: str = Field(
+        min_length=1, max_length=63, pattern=fields.DNS_LABEL, description="Name of the claim in the pod."
+    )
+    resource_claim_template_name: ObjectName | None = Field(
+        default=None, description="ResourceClaimTemplate from which each pod gets a claim of its own."
+    )
+    resource_claim_name: ObjectName | None = Field(
+        default=None, description="Existing ResourceClaim that all pods of the role share."
+    )
 
 
 class EnginePodSettings(PodSettings):
     """Settings of one role's pods."""
+
+    resource_claims: Annotated[tuple[ResourceClaim, ...], Field(max_length=8)] = Field(
+        default=(),
+        description="Devices of a DRA driver, in place of counts: take those of the node profile out with 0 in "
+        "resources.limits. A node has a device plugin or a DRA driver for a device, never both. Needs Kubernetes 1.34, "
+        "or an older one with DynamicResourceAllocation.",
+    )
 
     service_account_name: ObjectName | None = Field(
         default=None,
@@ -120,7 +144,8 @@ class UpdateStrategy(SpecModel):
         strict=True,
         ge=0,
         le=512,
-        description="Only pods with at least this index are updated: a canary. Absent: all.",
+        description="Only pods with at least this index are updated: a canary. With a new generation the other role "
+        "follows in proportion. Absent: all.",
     )
     max_unavailable: int | None = Field(
         default=None,

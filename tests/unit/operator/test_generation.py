@@ -30,6 +30,7 @@ CHANGES: dict[str, list[Edit]] = {
     "engine.blockSize": [("spec.engine.blockSize", 32)],
     "engine.extraArgs": [("spec.engine.extraArgs", ["--kv-cache-dtype", "fp8"])],
     "engine.env": [("spec.engine.env", [{"name": "VLLM_KV_CACHE_LAYOUT", "value": "HND"}])],
+    "engine.volumes": [("spec.engine.volumes", [{"name": "a", "mountPath": "/a", "configMap": {"name": "b"}}])],
     "nodeProfile": [("spec.nodeProfile", "CPU")],
     "customProfile": [("spec.customProfile", {"device": "CPU"})],
     "prefill.tensorParallelSize": [("spec.prefill.tensorParallelSize", 2)],
