@@ -94,7 +94,13 @@ class Scene:
             OPENAI,
             None,
         )
-        self.task = asyncio.create_task(relay.run(self._keep))
+        self.task = asyncio.create_task(self._run(relay))
+
+    async def _run(self, relay: StreamRelay) -> int:
+        status = await relay.run(self._keep)
+        # A turn that is over drops a client whose answer is not.
+        assert self.client.finished or self.client.gone
+        return status
 
     def _ended(self, ending: Any) -> None:
         self.endings.append(ending)
