@@ -107,7 +107,11 @@ def _messages_of(items: list[Any]) -> list[Event]:
 
 
 def _bears_item(event: Any) -> bool:
-    return isinstance(event, dict) and isinstance(event.get("type"), str) and event["type"] not in _SILENT
+    if not isinstance(event, dict) or not isinstance(event.get("type"), str) or event["type"] in _SILENT:
+        return False
+    whole = event.get("response")
+    # An end that is none, before anything was said, can still be tried again.
+    return not isinstance(whole, dict) or whole.get("status") in ("completed", "incomplete")
 
 
 def _response_error(body: bytes) -> bytes:

@@ -215,6 +215,32 @@ async def test_a_stream_that_breaks_after_content_ends_with_one_error(deploy: An
     assert sum(event["type"] == "error" for event in turn.events) == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(Kind.STATUS, Point.BEFORE_ADMISSION, 500),
+        Fault(Kind.RESET, Point.BEFORE_HEADERS),
+        Fault(Kind.FINISH_ERROR, Point.AFTER_HEADERS),
+        Fault(Kind.ERROR_EVENT, Point.AFTER_FIRST_EVENT),
+        Fault(Kind.TRUNCATE, Point.AFTER_FIRST_EVENT),
+        Fault(Kind.CLOSE, Point.AFTER_HEADERS),
+    ],
+    ids=lambda fault: f"{fault.kind}-{fault.at}",
+)
+async def test_what_fails_before_content_is_tried_again(deploy: Any, fault: Fault, role: str, stream: bool) -> None:
+    deployment = await deploy(breaks=True)
+    engine = deployment.prefill if role == "prefill" else deployment.decode
+    engine.next(Behaviour(fault=fault))
+    messages: list[Any] = [{"role": "user", "content": f"Again {fault.kind} {role} {stream}. {TEXT}"}]
+    async for client in client_of(deployment, f"sk-again-{fault.kind}-{role}-{stream}"):
+        answer = await ask(client, stream, messages=messages)
+        assert text_of(answer) == right(deployment, messages=messages)
+    assert (await deployment.explain())[-1]["attempts"] == 2
+    deployment.fabric.clock.advance(31)
+
+
 @pytest.mark.parametrize("place", ["first", "extra"])
 async def test_no_handle_of_a_careless_engine_in_a_stream_is_shown(deploy: Any, place: Any) -> None:
     deployment = await deploy()

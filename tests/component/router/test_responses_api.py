@@ -255,6 +255,32 @@ async def test_a_stream_that_breaks_after_content_ends_with_one_error(deploy: An
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(Kind.STATUS, Point.BEFORE_ADMISSION, 500),
+        Fault(Kind.RESET, Point.BEFORE_HEADERS),
+        Fault(Kind.FINISH_ERROR, Point.AFTER_HEADERS),
+        Fault(Kind.ERROR_EVENT, Point.AFTER_FIRST_EVENT),
+        Fault(Kind.TRUNCATE, Point.AFTER_FIRST_EVENT),
+        Fault(Kind.CLOSE, Point.AFTER_HEADERS),
+    ],
+    ids=lambda fault: f"{fault.kind}-{fault.at}",
+)
+async def test_what_fails_before_content_is_tried_again(deploy: Any, fault: Fault, role: str, stream: bool) -> None:
+    deployment = await deploy(breaks=True)
+    engine = deployment.prefill if role == "prefill" else deployment.decode
+    engine.next(Behaviour(fault=fault))
+    async for client in client_of(deployment, f"sk-again-{fault.kind}-{role}-{stream}"):
+        text = f"Again {fault.kind} {role} {stream}. {TEXT}"
+        response = await ask(client, stream, input=text)
+        assert response.output_text == right(deployment, input=text)
+    assert (await deployment.explain())[-1]["attempts"] == 2
+    deployment.fabric.clock.advance(31)
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_a_turn_whose_handle_fails_is_tried_without_it(deploy: Any, stream: bool) -> None:
     deployment = await deploy(breaks=True)
     async for client in client_of(deployment, f"sk-responses-retry-{stream}"):

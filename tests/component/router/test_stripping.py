@@ -64,13 +64,17 @@ def _assert_clean(deployment: Deployment) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
 async def test_a_clients_params_reach_no_engine(deploy: Any, path: str, place: str) -> None:
     deployment = await deploy()
     body = {**PLAIN, **PLACES[place]}
     if path == "/v1/completions":
         body.pop("messages")
         body["prompt"] = TEXT
+    if path == "/v1/responses":
+        body["input"] = body.pop("messages")
+    if path == "/v1/messages":
+        body["max_tokens"] = 20
     for _ in range(2):
         turn = await send(deployment, body, {"Authorization": f"Bearer sk-canary-{place}"}, path=path)
         assert turn.status in (200, 400), turn.raw

@@ -39,9 +39,11 @@ def as_chat(api: Api, body: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         PromptError: for what vLLM refuses.
     """
-    if api == "responses":
-        return _chat_of_response(body)
-    return _chat_of_message(body) if api == "messages" else dict(body)
+    make = {"responses": _chat_of_response, "messages": _chat_of_message}.get(api, dict)
+    try:
+        return make(body)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise PromptError(f"the body is not as {api} are: {error!r}") from error
 
 
 # --- Responses ------------------------------------------------------------------------------------
