@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,30 +15,7 @@ from aiohttp import web
 from support.chat import Talk
 from support.deployment import Deployment
 from support.router_process import free_ports
-
-ROOT = Path(__file__).parents[3]
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in ("operator", "router", "connector", "tools")),
-    "COLUMNS": "170",
-    "LINES": "50",
-    "TERM": "xterm",
-}
-
-
-async def start(*arguments: str, out: int = asyncio.subprocess.PIPE) -> asyncio.subprocess.Process:
-    words = ("-m", "pdctl", "top", *arguments)
-    return await asyncio.create_subprocess_exec(
-        sys.executable, *words, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=asyncio.subprocess.PIPE,
-        env=ENVIRONMENT,
-    )  # fmt: skip
-
-
-async def run(*arguments: str) -> tuple[int, str, str]:
-    process = await start(*arguments)
-    out, error = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), error.decode()
+from support.top_process import run, start
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -7,7 +7,8 @@ import contextlib
 import json
 import sys
 from collections import deque
-from dataclasses import asdict
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
@@ -31,6 +32,10 @@ def top(
     admin: Annotated[
         list[str] | None, typer.Option(help=f"A router's admin URL; repeatable. Default: {DEFAULT_ADMIN}.")
     ] = None,
+    name: Annotated[str, typer.Option(help="A PDDeployment in a cluster, instead of --admin.")] = "",
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Of the PDDeployment.")] = "default",
+    kubeconfig: Annotated[str, typer.Option(help="With --name. Default: $KUBECONFIG, else ~/.kube/config.")] = "",
+    context: Annotated[str, typer.Option(help="With --name. Default: the current one.")] = "",
     once: Annotated[bool, typer.Option("--once", help="Print one table and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and end.")] = False,
     window: Annotated[
@@ -44,14 +49,17 @@ def top(
     engines: Annotated[bool, typer.Option(help="Ask the engines themselves for their KV usage.")] = True,
 ) -> None:
     """Show the reuse funnel, the engines and the times of turns, over the last seconds, until Ctrl-C."""
-    urls = admin or [DEFAULT_ADMIN]
+    urls = admin or ([] if name else [DEFAULT_ADMIN])
+    if name and admin:
+        raise typer.BadParameter("is instead of --admin; give one of them", param_hint="--name")
+    cluster = Cluster(namespace, name, kubeconfig, context) if name else None
     single = once or as_json
     if window is None:
         window = 0.0 if single else LIVE_WINDOW
     try:
         _check(urls, window, interval, single=single)
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(_run(urls, window, interval, single=single, as_json=as_json, ask_engines=engines))
+            asyncio.run(_run(cluster or urls, window, interval, single=single, as_json=as_json, ask_engines=engines))
     except SourceError as error:
         typer.echo(f"pdctl top: {error}", err=True)
         raise typer.Exit(1) from None
@@ -76,12 +84,20 @@ class History:
         return figures(merged(windows), reading.fleets, reading.kv_usage)
 
 
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Where a PDDeployment is, and with which credentials to look at it."""
+
+    namespace: str
+    name: str
+    kubeconfig: str
+    context: str
+
+
 async def _run(
-    urls: list[str], window: float, interval: float, *, single: bool, as_json: bool, ask_engines: bool
+    where: Cluster | list[str], window: float, interval: float, *, single: bool, as_json: bool, ask_engines: bool
 ) -> None:
-    # Proxies are for the world outside; an admin port is not there.
-    async with aiohttp.ClientSession(trust_env=False) as session:
-        source = AdminSource(session, urls, ask_engines=ask_engines)
+    async with _source(where, ask_engines=ask_engines) as source:
         if single:
             found = await _look_once(source, window)
             if as_json:
@@ -90,6 +106,20 @@ async def _run(
                 _console().print(screen(found))
         else:
             await _watch(source, window, interval)
+
+
+@contextlib.asynccontextmanager
+async def _source(where: Cluster | list[str], *, ask_engines: bool) -> AsyncIterator[Source]:
+    if isinstance(where, list):
+        # Proxies are for the world outside; an admin port is not there.
+        async with aiohttp.ClientSession(trust_env=False) as session:
+            yield AdminSource(session, where, ask_engines=ask_engines)
+        return
+    # Imported here because the client takes half a second.
+    from pdctl.shell.top_cluster import open_cluster
+
+    async with open_cluster(where.kubeconfig, where.context, where.namespace, where.name, ask_engines) as source:
+        yield source
 
 
 async def _look_once(source: Source, window: float) -> Figures:
