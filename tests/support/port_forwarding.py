@@ -112,8 +112,11 @@ class ForwardingServer:
     @staticmethod
     async def _back(reader: asyncio.StreamReader, socket: web.WebSocketResponse) -> None:
         # Small pieces: a page comes in more than one frame.
-        while data := await reader.read(1000):
-            await socket.send_bytes(b"\0" + data)
+        try:
+            while data := await reader.read(1000):
+                await socket.send_bytes(b"\0" + data)
+        except ConnectionError:
+            pass  # as good as an end
         await socket.close()
 
 

@@ -1,6 +1,6 @@
 """Routers and engines of a PDDeployment in a cluster, read through the API server's port forwarding.
 
-Not through its proxy: network policies may refuse connections from outside, and a forwarded one begins in the pod itself.
+Not through its proxy: a network policy may refuse connections from outside, and a forwarded one begins in the pod.
 Separate from `top_source` because only this needs the Kubernetes client, which takes half a second to load.
 """
 
