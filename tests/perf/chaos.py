@@ -12,8 +12,10 @@ import argparse
 import asyncio
 import json
 import random
+import secrets
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
@@ -27,6 +29,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 from support.chat import TEXT, Talk, Turn, assert_right  # noqa: E402
 from support.fake_engine import Kind, Point  # noqa: E402
 from support.process_fleet import EngineProcess, ProcessFleet  # noqa: E402
+from support.redis_server import RedisServer  # noqa: E402
 from support.waiting import until  # noqa: E402
 
 FLAGS: Final = {
@@ -107,8 +110,10 @@ class Outcomes:
 class Chaos:
     """One run."""
 
-    def __init__(self, fleet: ProcessFleet, seed: int, seconds: float, conversations: int) -> None:
-        self.fleet, self.seed, self.conversations = fleet, seed, conversations
+    def __init__(
+        self, fleet: ProcessFleet, store: RedisServer | None, seed: int, seconds: float, conversations: int
+    ) -> None:
+        self.fleet, self.store, self.seed, self.conversations = fleet, store, seed, conversations
         self.ends = time.monotonic() + seconds
         self.out = Outcomes()
         self.roles = {"prefill": asyncio.Lock(), "decode": asyncio.Lock()}
@@ -263,7 +268,11 @@ class Chaos:
             await asyncio.sleep(5 + draw.random() * 5)
             if self.over:
                 return
-            if draw.random() < 0.6:
+            chance = draw.random()
+            if self.store is not None and chance < 0.4:
+                await self.trouble_store(self.store, draw)
+                continue
+            if chance < 0.7:
                 trouble = Trouble("API server away", "", time.monotonic())
                 self.out.troubles.append(trouble)
                 await self.fleet.api.stop()
@@ -275,6 +284,21 @@ class Chaos:
             async with self.roles["prefill"], self.roles["decode"]:
                 trouble = Trouble(f"every {role} engine killed", role, time.monotonic(), breaks=True, blackout=True)
                 await self.last(trouble, self.black_out(role, draw))
+
+    async def trouble_store(self, store: RedisServer, draw: random.Random) -> None:
+        """The handle store is killed and comes back empty, or it hangs: reuse is missed and nothing else."""
+        hangs = draw.random() < 0.5
+        trouble = Trouble("store hung" if hangs else "store killed", "", time.monotonic())
+        self.out.troubles.append(trouble)
+        if hangs:
+            store.freeze()
+            await asyncio.sleep(1 + draw.random() * 4)
+            store.thaw()
+        else:
+            store.kill()
+            await asyncio.sleep(draw.random() * 3)
+            await store.start()
+        trouble.ended = time.monotonic()
 
     async def black_out(self, role: str, draw: random.Random) -> None:
         engines = self.fleet.of_role(role)
@@ -404,16 +428,27 @@ class Chaos:
 
 async def main(arguments: argparse.Namespace) -> int:
     """0 when everything was as it must be."""
-    fleet = ProcessFleet(arguments.prefills, arguments.decodes, flags=FLAGS, engine_flags=ENGINE_FLAGS)
+    flags = dict(FLAGS)
+    store = RedisServer() if arguments.store == "valkey" else None
+    secret = tempfile.NamedTemporaryFile("w", prefix="pd-key-")  # noqa: SIM115 - lives as long as the router
+    if store is not None:
+        secret.write(secrets.token_hex(32))
+        secret.flush()
+        flags |= {"--handle-store": "valkey", "--valkey-url": store.url, "--handle-key-file": secret.name}
+        await store.start()
+    fleet = ProcessFleet(arguments.prefills, arguments.decodes, flags=flags, engine_flags=ENGINE_FLAGS)
     try:
         await fleet.start()
-        chaos = Chaos(fleet, arguments.seed, arguments.minutes * 60, arguments.conversations)
+        chaos = Chaos(fleet, store, arguments.seed, arguments.minutes * 60, arguments.conversations)
         await chaos.run()
         await chaos.report()
         if chaos.out.problems and arguments.logs:
             await asyncio.to_thread(Path(arguments.logs).write_text, fleet.router.log)
     finally:
         await fleet.stop()
+        if store is not None:
+            store.close()
+        secret.close()
     return 1 if chaos.out.problems else 0
 
 
@@ -425,6 +460,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--conversations", type=int, default=32, help="at one time")
     parser.add_argument("--prefills", type=int, default=3)
     parser.add_argument("--decodes", type=int, default=3)
+    parser.add_argument("--store", choices=("memory", "valkey"), default="memory", help="where handles are kept")
     parser.add_argument("--logs", metavar="PATH", help="where to put the router's log when there were problems")
     return parser.parse_args()
 
