@@ -30,12 +30,12 @@ $(STAMP): requirements/engine-cpu.txt pyproject.toml
 demo: $(STAMP) ## a real Kubernetes, the operator, a real pair: reuse ON and OFF; table and two plots
 	$(BIN)/pdctl cluster demo
 
-test: $(STAMP) lint cluster-binaries store-server ## every test, fast layers first, real engines last
+test: $(STAMP) lint cluster-binaries store-server promtool ## every test, fast layers first, real engines last
 	$(FAST)
 	$(BIN)/python -m pytest tests/cluster
 	$(BIN)/python -m pytest tests/engine
 
-test-fast: $(STAMP) cluster-binaries store-server ## unit, contract and component tests only
+test-fast: $(STAMP) cluster-binaries store-server promtool ## unit, contract and component tests only
 	$(FAST)
 
 cluster-binaries: $(STAMP) ## build Kubernetes, etcd and helm from Go modules into the cache (once)
@@ -43,6 +43,9 @@ cluster-binaries: $(STAMP) ## build Kubernetes, etcd and helm from Go modules in
 
 store-server: $(STAMP) ## unpack a Redis server into the cache, unless one is installed (for tests; starts nothing)
 	PYTHONPATH=tests $(BIN)/python -m support.redis_server
+
+promtool: $(STAMP) ## unpack Prometheus' tool into the cache, unless it is installed (for tests of alerts)
+	PYTHONPATH=tests $(BIN)/python -m support.promtool
 
 test-cluster: $(STAMP) cluster-binaries ## tests on a real Kubernetes of their own; needs root
 	$(BIN)/python -m pytest tests/cluster
@@ -79,4 +82,4 @@ lock: ## pin requirements/ again from pyproject.toml (hashes, no addresses)
 	  $(COMPILE) --constraint requirements/engine-cpu.txt pyproject.toml --extra $$part $$more -o requirements/image-$$part.txt; \
 	done
 
-.PHONY: fuzz help install demo test test-fast cluster-binaries store-server test-cluster lint perf-router crds metrics chart lock
+.PHONY: fuzz help install demo test test-fast cluster-binaries store-server promtool test-cluster lint perf-router crds metrics chart lock

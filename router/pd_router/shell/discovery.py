@@ -49,9 +49,7 @@ class EngineProbes:
 
     def __init__(self, timeouts: Timeouts, fleet: Fleet, tls: EngineTls) -> None:
         self._tls = tls
-        self._settings = ProbeSettings(
-            timeouts.probe_interval, timeouts.probe_late, connect_timeout=timeouts.connect
-        )
+        self._settings = ProbeSettings(timeouts.probe_interval, timeouts.probe_late, connect_timeout=timeouts.connect)
         self._fleet = fleet
         self._probes: dict[str, tuple[EngineProbe, asyncio.Task[None]]] = {}
         self._ending: set[asyncio.Task[None]] = set()

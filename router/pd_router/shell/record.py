@@ -14,6 +14,7 @@ from typing import Any, Final
 from pd_router.core.plan import Plan
 from pd_router.core.policy import Decision, Drop
 from pd_router.core.sse import Ending
+from pd_router.core.usage import reused_tokens
 from pd_router.shell.context import Context
 from pd_router.shell.exchange import Failure
 from pd_router.shell.fleet import Member
@@ -109,14 +110,16 @@ class TurnRecord:
         self._metrics.prefill_seconds.observe(seconds)
         self.fields["prefill_ms"] = round(seconds * 1e3, 2)
         self.fields["prompt_tokens"] = result.prompt_tokens
-        self.fields["cached_tokens"] = result.cached_tokens
+        report = result.report
+        local, pulled = (None, None) if report is None else (report.local_tokens, report.pulled_tokens)
+        reused = reused_tokens(result.cached_tokens, local, pulled)
+        self.fields["cached_tokens"] = reused
         if result.prompt_tokens:
             self._metrics.prompt_tokens.inc(result.prompt_tokens)
-        if result.cached_tokens:
-            self._metrics.cached_tokens.inc(result.cached_tokens)
+        if reused:
+            self._metrics.cached_tokens.inc(reused)
         if result.params is None:
             self.fields["handoff"] = "prefill offered no blocks"
-        report = result.report
         if not attached or report is None:
             return
         self.fields["verdict"] = report.verdict.value
@@ -213,10 +216,11 @@ class TurnRecord:
 def _of_prefill(result: Prefilled) -> dict[str, int]:
     """What a prefill leg's span tells about it."""
     report = result.report
+    local, pulled = (None, None) if report is None else (report.local_tokens, report.pulled_tokens)
     found = {
         "gen_ai.usage.input_tokens": result.prompt_tokens,
-        "gen_ai.usage.cache_read.input_tokens": result.cached_tokens,
-        "pd.reuse.pulled_tokens": report.pulled_tokens if report is not None else None,
-        "pd.reuse.local_tokens": report.local_tokens if report is not None else None,
+        "gen_ai.usage.cache_read.input_tokens": reused_tokens(result.cached_tokens, local, pulled),
+        "pd.reuse.pulled_tokens": pulled,
+        "pd.reuse.local_tokens": local,
     }
     return {name: value for name, value in found.items() if value is not None}

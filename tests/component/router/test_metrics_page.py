@@ -102,3 +102,23 @@ async def test_a_model_that_a_client_made_up_is_no_series(deploy: Any) -> None:
         await Talk(deployment, model=name).say(check=False)
     gained = set(await deployment.metrics()) - before
     assert {name for name in gained if 'status="404"' not in name and "_created" not in name} == set()
+
+
+async def test_tokens_that_prefill_did_not_compute(deploy: Any) -> None:
+    deployment = await deploy()
+    talk = Talk(deployment)
+    await talk.say()
+    before = await deployment.metrics()
+    turn = await talk.say("Go on.")
+    after = await deployment.metrics()
+    [record] = turn.prefills
+    assert record.prompt_tokens is not None
+    assert record.local_tokens is not None
+
+    def gained(name: str) -> float:
+        return after[f"pd_router_{name}_tokens_total"] - before[f"pd_router_{name}_tokens_total"]
+
+    # Read back, or in prefill's own cache (BM-01).
+    assert gained("pulled") == turn.pulled > 0
+    assert gained("cached") == turn.pulled + record.local_tokens
+    assert gained("prompt") == record.prompt_tokens

@@ -193,7 +193,7 @@ async def test_the_log_names_the_trace(traced: Traced, bench: Bench) -> None:
     deployment = await traced()
     await Talk(deployment, headers=bench.sampled).say()
     await bench.spans(4)
-    assert f'"trace_id": "{bench.trace}"' in deployment.router.log
+    assert f'"trace_id":"{bench.trace}"' in deployment.router.log
 
 
 async def test_names_are_those_of_the_conventions(traced: Traced, bench: Bench) -> None:
