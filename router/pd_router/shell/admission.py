@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 
 from pd_router.core.errors import RATE_LIMIT, ApiError, queue_full
 from pd_router.core.linking import ANONYMOUS
@@ -25,9 +26,16 @@ class Admission:
     """`enter` before a turn, `leave` after it, exactly once each; `withdraw` when the client is gone."""
 
     def __init__(
-        self, max_inflight: int, max_queue: int, timeout: float, metrics: Metrics, tenant_share: float = 1.0
+        self,
+        max_inflight: int,
+        max_queue: int,
+        timeout: float,
+        metrics: Metrics,
+        tenant_share: float = 1.0,
+        on_tenant_full: Callable[[], None] = lambda: None,
     ) -> None:
-        """``tenant_share``: of the queue, for the turns of one tenant."""
+        """``tenant_share``: of the queue, for one tenant's turns; ``on_tenant_full`` is called for one too many."""
+        self._on_tenant_full = on_tenant_full
         self._tenant_places = max(1, int(max_queue * tenant_share))
         self._tenants: dict[object, str] = {}
         self._places_of: Counter[str] = Counter()
@@ -52,6 +60,7 @@ class Admission:
             raise queue_full(self._max_inflight + self._max_queue, RETRY_AFTER_SECONDS)
         name = tenant or ANONYMOUS
         if self._places_of[name] >= self._tenant_places:
+            self._on_tenant_full()
             raise queue_refusal(self._tenant_places)
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[turn] = place

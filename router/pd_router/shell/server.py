@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pd_router.core.auth import OPEN_PATHS
+from pd_router.core.dialect import DIALECTS
 from pd_router.core.errors import ApiError, bad_method, internal, no_websocket, unknown_path
 from pd_router.core.fields import Api
 from pd_router.core.passed import PASSED, SOCKETS
@@ -52,6 +53,7 @@ TURNS = {
     "/v1/responses": Api.RESPONSES,
     "/v1/messages": Api.MESSAGES,
 }
+ANTHROPIC_PREFIX = "/v1/messages"
 BACKLOG = 4096
 SWEEP_SECONDS = 1.0
 IDLE_GRACE_SECONDS = 2.0
@@ -95,6 +97,7 @@ class Router:
                 settings.timeouts.queue,
                 metrics,
                 settings.tenant_limits.queue_share,
+                guard.limited["tenant_queue_limit"].inc,
             ),
             loads=Loads(),
             nudge=self.discovery.nudge,
@@ -270,7 +273,11 @@ class Router:
         except ApiError as error:
             if request.denied is None:
                 self._guard.limited[error.code or ""].inc()
-            responder.send_error(error, [(b"x-request-id", self.context.request_id(request.headers).encode())])
+            path = request.path.partition("?")[0]
+            messages = path.startswith(ANTHROPIC_PREFIX)
+            body = DIALECTS[Api.MESSAGES if messages else Api.CHAT].error_body(error.body(), error.status)
+            own = [(b"x-request-id", self.context.request_id(request.headers).encode())]
+            responder.send_error(error, own, body=body)
             return
         try:
             await self._route(request, responder)

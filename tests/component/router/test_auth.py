@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -251,11 +250,15 @@ async def test_refusals_are_counted_by_reason(deploy: Any, by_key: Spec) -> None
     assert gained("invalid_api_key") == 2
 
 
-async def test_errors_of_denied_requests_are_json_on_every_route(deploy: Any, by_key: Spec) -> None:
+async def test_denied_requests_get_an_error_of_their_api(deploy: Any, by_key: Spec) -> None:
     deployment = await deploy(by_key)
     async with RawConnection(deployment.router.port) as raw:
         for path in ("/v1/responses", "/v1/messages", "/v1/embeddings", "/metrics"):
             await raw.send(post(path, BODY))
             answer = await raw.answer()
             assert answer.status == 401
-            json.loads(answer.body)
+            error = answer.json["error"]
+            if path == "/v1/messages":
+                assert (answer.json["type"], error["type"]) == ("error", "authentication_error")
+            else:
+                assert error["code"] == "missing_api_key"

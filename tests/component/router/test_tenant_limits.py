@@ -85,6 +85,7 @@ async def test_concurrency(deploy: Any, how: str) -> None:
 
 async def test_one_tenant_cannot_fill_the_queue(deploy: Any) -> None:
     deployment = await deploy(QUEUE)
+    before = await deployment.metrics()
     gate = Gate(2)
     deployment.decode.next(Behaviour(gate=gate))
     running = asyncio.create_task(Talk(deployment, tenant="greedy", stream=True).say())
@@ -97,6 +98,7 @@ async def test_one_tenant_cannot_fill_the_queue(deploy: Any) -> None:
     await until(lambda: queued(2))
     turn = await Talk(deployment, tenant="greedy").say(check=False)
     assert_limited(turn, "tenant_queue_limit", "2 waiting requests")
+    assert await gained(deployment, "tenant_queue_limit", before) == 1
     waiting.append(asyncio.create_task(Talk(deployment, tenant="modest").say()))
     await until(lambda: queued(3))
     gate.open()
