@@ -6,6 +6,7 @@ import typer
 
 from pdctl.shell.cluster.command import app as cluster
 from pdctl.shell.demo_command import demo
+from pdctl.shell.key_command import make as make_key
 from pdctl.shell.model_command import make
 from pdctl.shell.render_command import render
 from pdctl.shell.top_command import top
@@ -22,6 +23,9 @@ app = typer.Typer(
 model = typer.Typer(help="Models for trying out.", no_args_is_help=True)
 model.command("make")(make)
 app.add_typer(model, name="model")
+key = typer.Typer(help="API keys for clients of a router.", no_args_is_help=True)
+key.command("make")(make_key)
+app.add_typer(key, name="key")
 app.add_typer(cluster, name="cluster")
 app.command("up")(up)
 app.command("demo")(demo)
