@@ -52,11 +52,6 @@ class Pairs:
         """Whether any pair has failures; without them there is nothing to look at."""
         return bool(self._breakers)
 
-    def allows(self, pair: Pair, now: float) -> bool:
-        """Whether the pair may be used: it is not in quarantine, or its probe is due."""
-        breaker = self._breakers.get(pair)
-        return breaker is None or breaker.allows(now)
-
     def sent(self, pair: Pair, now: float) -> None:
         """A transfer begins; for a pair in quarantine it is the probe."""
         breaker = self._breakers.get(pair)
