@@ -56,9 +56,10 @@ class Breaker:
 
     def succeeded(self) -> None:
         """It did what it was asked."""
-        self.failures = self._openings = 0
+        if self.failures:
+            self.failures = self._openings = 0
+            self._partners.clear()
         self.trial = False
-        self._partners.clear()
 
     def failed(self, now: float, partner: str = "") -> None:
         """It failed.

@@ -33,24 +33,29 @@ async def test_two_decode_engines_are_replaced_and_nobody_notices(pods: PodDeplo
                 turns += 1
         return turns
 
+    async def served(engine: FakeEngine, more: int) -> None:
+        """Wait until the engine was sent so many more turns."""
+        wanted = len(engine.generates) + more
+
+        async def there() -> bool:
+            return len(engine.generates) >= wanted
+
+        await until(there, 20)
+
     talks = [asyncio.create_task(converse(number)) for number in range(CONVERSATIONS)]
     ended: list[str] = []
     for engine in decodes:
-        wanted = len(engine.generates) + CONVERSATIONS
-
-        async def busy(engine: FakeEngine = engine, wanted: int = wanted) -> bool:
-            return len(engine.generates) >= wanted
-
-        await until(busy, 20)
+        await served(engine, CONVERSATIONS)
         pods.move(engine, deleting=True)
         await pods.wait_told()
-        # Told, the router sends it nothing new; what runs there ends by itself.
+        told = len(engine.generates)
+        # It gets nothing new, however long that lasts, and ends what it has.
+        await served(next(other for other in decodes if other is not engine), CONVERSATIONS)
         await engine.idle(20)
+        assert len(engine.generates) == told
         ended.append(engine.engine_id)
-        late = len(engine.generates)
         pods.leave(engine)
         await engine.restart()
-        assert len(engine.generates) == late
         pods.join(engine)
         await pods.wait_states({pods.prefill: "ready", pods.decode: "ready", second: "ready"})
     over.set()
