@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from prometheus_client import Counter, Gauge
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from pd_router.core.placement import Loads
 from pd_router.shell.fleet import Fleet
-from pd_router.shell.metrics import Bound, Metrics
+from pd_router.shell.metrics import RESULTS, Bound, Metrics
 from pd_wire.names import ROLE_DECODE, ROLE_PREFILL
 
 STATES: Final = ("ready", "not_ready", "draining")
@@ -59,8 +59,10 @@ class FleetCollector(Collector):
     def __init__(self, fleet: Fleet, loads: Loads, metrics: Metrics, now: Callable[[], float]) -> None:
         self._fleet = fleet
         self._loads = loads
+        self._metrics = metrics
         self._now = now
         metrics.closed |= {
+            "pd_router_engine_legs.result": RESULTS,
             "pd_router_engines.role": ROLES,
             "pd_router_engines.state": STATES,
             "pd_router_engine_breaker_state.state": BREAKER_STATES,
@@ -98,4 +100,10 @@ class FleetCollector(Collector):
                     breakers.add_metric([*key, one], float(one == state))
                 turns.add_metric(key, self._loads.turns(member.key))
                 tokens.add_metric(key, self._loads.tokens(member.key))
-        yield from (found, breakers, turns, tokens)
+        legs = CounterMetricFamily(
+            "pd_router_engine_legs", "Legs that ended, by engine and result", labels=["role", "engine", "result"]
+        )
+        for (role, engine), results in self._metrics.engine_legs.items():
+            for result, ended in results.items():
+                legs.add_metric([role, engine, result], ended)
+        yield from (found, breakers, turns, tokens, legs)

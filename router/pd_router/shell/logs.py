@@ -76,14 +76,21 @@ _turns = logging.getLogger("pd_router.turns")
 def log_turn(fields: Mapping[str, Any]) -> None:
     """Write the line about a turn that is over."""
     if _turns.isEnabledFor(logging.INFO):
-        chosen = {key: fields[key] for key in TURN_KEYS if fields.get(key) not in (None, [], "")}
+        get = fields.get
+        # What is empty does not apply; False and 0 do.
+        chosen = {key: value for key in TURN_KEYS if (value := get(key)) or value == 0}
         if len(model := str(chosen.get("model", ""))) > LONGEST_VALUE:
             chosen["model"] = model[:LONGEST_VALUE]
-        _turns.info("turn", extra={"turn": chosen})
+        # Made by hand, since `info` would look through the stack for the line that calls it.
+        record = logging.LogRecord(_turns.name, logging.INFO, "", 0, "turn", None, None)
+        record.turn = chosen
+        _turns.handle(record)
 
 
 def configure(settings: Logging, worker: int | None = None) -> None:
     """Set up the root logger; what was set up before is replaced. `worker`: the process's number, if it is one."""
+    # Each would be looked up for every line, and no line shows them.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter((JsonLines if settings.format == "json" else TextLines)(worker))
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)

@@ -7,6 +7,7 @@ engines are the one exception; there are as many as the fleet has, and one that 
 
 from __future__ import annotations
 
+import functools
 import platform
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -143,8 +144,11 @@ class Metrics:
         worker_restarts(self.registry)
         self.inflight = Gauge("pd_router_inflight", "Turns being served", registry=self.registry)
         self.queued = Gauge("pd_router_queued", "Turns waiting for admission", registry=self.registry)
+        # Plain numbers, since a Prometheus child costs a lock each time: a turn would take ten of them.
+        self.legs = dict.fromkeys(LEGS, 0)
         legs = Gauge("pd_router_leg_inflight", "Legs being served by an engine", ["leg"], registry=self.registry)
-        self.legs = {leg: legs.labels(leg) for leg in LEGS}
+        for leg in LEGS:
+            legs.labels(leg).set_function(functools.partial(self.legs.__getitem__, leg))
         self.closed["pd_router_leg_inflight.leg"] = LEGS
         self.engine_ready = Gauge(
             "pd_router_engine_ready", "1 when the engine takes work", ["role", "engine"], registry=self.registry
@@ -152,31 +156,27 @@ class Metrics:
         self.engine_breaks = self._counter(
             "engine_incarnations", "Times an engine's process was lost and its handles purged", "role", "engine"
         )
-        self._engine_legs = self._counter(
-            "engine_legs", "Legs that ended, by engine and result", "role", "engine", "result"
-        )
-        self.closed["pd_router_engine_legs.result"] = RESULTS
         self.closed["pd_router_handle_fates.fate"] = _values(Fate)
-        self._by_engine: dict[tuple[str, str], dict[str, Counter]] = {}
+        self.engine_legs: dict[tuple[str, str], dict[str, int]] = {}
+        """Legs that ended, by role, engine and result: one of `RESULTS`."""
 
     def add_engine(self, role: str, engine: str) -> None:
         """A new engine, not ready yet; its series begin at 0."""
         self.engine_ready.labels(role, engine).set(0)
         self.engine_breaks.labels(role, engine)
-        self._by_engine[role, engine] = {result: self._engine_legs.labels(role, engine, result) for result in RESULTS}
+        self.engine_legs[role, engine] = dict.fromkeys(RESULTS, 0)
 
     def leg_ended(self, role: str, engine: str, result: str) -> None:
         """A leg is over, with one of `RESULTS`. One of an engine that has left meanwhile is not counted."""
-        children = self._by_engine.get((role, engine))
-        if children is not None:
-            children[result].inc()
+        counts = self.engine_legs.get((role, engine))
+        if counts is not None:
+            counts[result] += 1
 
     def forget_engine(self, role: str, engine: str) -> None:
         """Drop the series of an engine that left, so that pods that come and go don't add up."""
         self.engine_ready.remove(role, engine)
         self.engine_breaks.remove(role, engine)
-        for result in self._by_engine.pop((role, engine), ()):
-            self._engine_legs.remove(role, engine, result)
+        self.engine_legs.pop((role, engine), None)
 
     def funnel_counts(self) -> dict[str, int]:
         """Turns per stage of reuse and tokens pulled since the start, for `/status`."""

@@ -61,7 +61,7 @@ class TurnRecord:
         """A leg is about to be sent to an engine. Returns the headers for it: the client's, in the turn's trace."""
         self._leg_over("abandoned")
         self._leg = (leg, engine.key)
-        self._metrics.legs[leg].inc()
+        self._metrics.legs[leg] += 1
         return headers if self._trace is None else self._trace.began(leg, engine.key, engine.address, headers)
 
     def accepted(self) -> None:
@@ -72,7 +72,7 @@ class TurnRecord:
         """The running leg, if there is one, is over. `reason`: of a failure; `facts`: for its span."""
         if self._leg is not None:
             (leg, engine), self._leg = self._leg, None
-            self._metrics.legs[leg].dec()
+            self._metrics.legs[leg] -= 1
             self._metrics.leg_ended(leg, engine, result)
             if self._trace is not None:
                 self._trace.ended(result, reason, facts)

@@ -96,7 +96,7 @@ class Tracing:
 class TurnTrace:
     """The spans of one turn. Times are on the router's clock."""
 
-    __slots__ = ("_context", "_leg", "_operation", "_root", "_shift", "_tracing", "trace_id")
+    __slots__ = ("_context", "_leg", "_operation", "_recorded", "_root", "_shift", "_tracing", "trace_id")
 
     def __init__(self, tracing: Tracing, api: str, path: str, headers: Mapping[str, str], arrived: float) -> None:
         self._tracing = tracing
@@ -117,15 +117,20 @@ class TurnTrace:
         )
         self._context = set_span_in_context(self._root, Context())
         self._leg: Span | None = None
-        self.trace_id = format_trace_id(self._root.get_span_context().trace_id) if self._root.is_recording() else ""
+        self._recorded = self._root.is_recording()
+        self.trace_id = format_trace_id(self._root.get_span_context().trace_id) if self._recorded else ""
 
     def queued(self, arrived: float) -> None:
         """The turn may begin now."""
+        if not self._recorded:
+            return
         span = self._tracing.tracer.start_span("queue", context=self._context, start_time=self._at(arrived))
         span.end(self._at(self._tracing.now()))
 
     def began(self, leg: str, engine: str, address: Address, headers: Mapping[str, str]) -> Mapping[str, str]:
         """A leg is sent. Returns the headers for it: the client's, with the leg's place in the trace."""
+        if not self._recorded:
+            return _carrying(headers, self._context)
         self._leg = self._tracing.tracer.start_span(
             leg,
             context=self._context,
@@ -141,9 +146,7 @@ class TurnTrace:
                 "pd.engine": engine,
             },
         )
-        carried: dict[str, str] = {}
-        _PROPAGATOR.inject(carried, set_span_in_context(self._leg, Context()))
-        return {**{name: value for name, value in headers.items() if name not in _CARRIED}, **carried}
+        return _carrying(headers, set_span_in_context(self._leg, Context()))
 
     def ended(self, result: str, reason: str, facts: Mapping[str, Any]) -> None:
         """The running leg is over. `result`: as it is counted; `reason`: of a failure, else empty."""
@@ -163,7 +166,7 @@ class TurnTrace:
     def finish(self, fields: Mapping[str, Any], names: frozenset[str]) -> None:
         """The turn is over. `names`: models whose name may be in the span's."""
         root = self._root
-        if root.is_recording():
+        if self._recorded:
             for field, attribute in TURN_ATTRIBUTES.items():
                 value = fields.get(field)
                 if value is not None:
@@ -178,3 +181,10 @@ class TurnTrace:
 
     def _at(self, when: float) -> int:
         return int((when + self._shift) * 1e9)
+
+
+def _carrying(headers: Mapping[str, str], context: Context) -> Mapping[str, str]:
+    """The client's headers with another place in the trace."""
+    carried = {name: value for name, value in headers.items() if name not in _CARRIED}
+    _PROPAGATOR.inject(carried, context)
+    return carried
