@@ -97,6 +97,7 @@ TABLE: list[Row] = [
     ("router.tracing.samplingPercent", 5, {R}, (TRACED,)),
     ("router.limits.maxInflight", 5, {R}, ()),
     ("router.limits.maxQueue", 5, {R}, ()),
+    ("router.workers", 4, {R}, ()),
     *((f"router.timeouts.{name}Seconds", 7, {R}, ()) for name in
       ("queue", "connect", "prefill", "pull", "firstByte", "idle", "answer", "drain")),
     *((f"router.placement.{name}", 7, {R}, ()) for name in

@@ -15,7 +15,10 @@ from pd_operator.core.pod_profiles import HUGE_PAGES, pod_profile_of
 from pd_operator.core.render_object import without_nothing
 from pd_operator.core.spec_pod import Resources
 
-ROUTER_CPU: Final = "250m"
+ROUTER_CPU_MILLIS: Final = 250
+"""Of each of its processes."""
+ROUTER_WORKER_MIB: Final = 128
+"""What each worker has for itself, where there are several."""
 ROUTER_BASE_MIB: Final = 256
 """The router's own memory; handles come on top."""
 
@@ -68,11 +71,16 @@ def shared_memory_gib(deployment: PDDeployment, role: Role) -> int:
 
 
 def router_resources(deployment: PDDeployment) -> dict[str, Any]:
-    """Requests and limits of the router: room for all handles, and as much again before the limit."""
+    """Requests and limits of the router: room for all handles, and as much again before the limit.
+
+    Several workers have a supervisor, which keeps the handles.
+    """
     router = deployment.spec.router
     in_memory = router.handle_store.max_bytes if router.handle_store.valkey is None else 0
-    mib = ROUTER_BASE_MIB + -(-in_memory // MIB)
-    return merged({"cpu": ROUTER_CPU, "memory": f"{mib}Mi"}, {"memory": f"{2 * mib}Mi"}, router.resources)
+    workers, more = router.workers, router.workers > 1
+    mib = ROUTER_BASE_MIB + -(-in_memory // MIB) + more * workers * ROUTER_WORKER_MIB
+    cpu = f"{(workers + more) * ROUTER_CPU_MILLIS}m"
+    return merged({"cpu": cpu, "memory": f"{mib}Mi"}, {"memory": f"{2 * mib}Mi"}, router.resources)
 
 
 def merged(requests: dict[str, str], limits: dict[str, str], wanted: Resources) -> dict[str, Any]:

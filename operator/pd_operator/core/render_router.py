@@ -68,6 +68,7 @@ def _options(deployment: PDDeployment) -> list[str]:
         "--handle-ttl": transfer.handle_ttl_seconds,
         "--engine-ttl": transfer.decoder_blocks_ttl_seconds,
         "--lease": transfer.lease_duration_seconds,
+        "--workers": router.workers,
         "--recompute-threshold": transfer.recompute_threshold_tokens,
         "--tenant-from": TENANT_WORDS[router.auth.tenant_from],
         "--anonymous": ANONYMOUS_WORDS[router.auth.anonymous],

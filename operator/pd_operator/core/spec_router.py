@@ -95,6 +95,14 @@ class RouterSpec(SpecModel):
         description="Number of routers. With store type Memory, more than one needs a load balancer that keeps a "
         "conversation on one router; otherwise turns that change router are recomputed.",
     )
+    workers: int = Field(
+        default=1,
+        strict=True,
+        ge=1,
+        le=64,
+        description="Processes that serve clients in each router. One uses one core; more share the handle store, the "
+        "port and the limits, and connections are spread over them. maxInflight and maxQueue are divided among them.",
+    )
     scaling: Scaling = Field(
         default=Scaling.FIXED,
         description="Fixed: `replicas` decides. External: an autoscaler that targets the router's Deployment decides, "
@@ -121,7 +129,8 @@ class RouterSpec(SpecModel):
         description="Image of the router. Absent: the operator's, so that a new operator brings a new router.",
     )
     resources: Resources = Field(
-        default=Resources(), description="Requests and limits of the router. Absent: derived from handleStore.maxBytes."
+        default=Resources(),
+        description="Requests and limits of the router. Absent: derived from handleStore.maxBytes and workers.",
     )
     pod: PodSettings = Field(default=PodSettings(), description="Placement and metadata of the pods.")
     pod_disruption_budget: Switch = Field(

@@ -108,11 +108,15 @@ def test_routers_do_not_ask_for_the_engines_nodes() -> None:
          {"requests": {"cpu": "250m", "memory": "1280Mi"}, "limits": {"memory": "2560Mi"}}),
         ([SHARED, ("spec.router.handleStore.maxBytes", 1 << 30)],
          {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}}),
+        ([("spec.router.workers", 2)],
+         {"requests": {"cpu": "750m", "memory": "768Mi"}, "limits": {"memory": "1536Mi"}}),
+        ([("spec.router.workers", 64), ("spec.router.resources", {"requests": {"cpu": 48}})],
+         {"requests": {"cpu": "48", "memory": "8704Mi"}, "limits": {"memory": "17408Mi"}}),
         ([("spec.router.resources", {"requests": {"cpu": 2}, "limits": {"cpu": 4}})],
          {"requests": {"cpu": "2", "memory": "512Mi"}, "limits": {"cpu": "4", "memory": "1024Mi"}}),
     ],
 )  # fmt: skip
-def test_memory_follows_the_store(edits: list[Edit], resources: dict[str, Any]) -> None:
+def test_memory_follows_the_store_and_cpu_the_workers(edits: list[Edit], resources: dict[str, Any]) -> None:
     assert container(*edits)["resources"] == resources
 
 
