@@ -26,6 +26,7 @@ from pd_router.core.placement import (
 from pd_router.core.policy import Decision, Drop, bypass_obstacle, without_handle
 from pd_router.core.request import Prepared
 from pd_router.core.settings import Bypass
+from pd_router.core.store import Entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,13 @@ def plan(prepared: Prepared, decision: Decision, view: View, *, overload: int, b
     if prefill.engine is not None and prefill.engine.key in no_pull:
         decision = without_handle(decision, Drop.PAIR_QUARANTINED)
     return Plan(decision, decode, prefill, rank, obstacle if bypass.tokens else "")
+
+
+def to_compute(prepared: Prepared, sent: Entry | None) -> int:
+    """Tokens that prefill is expected to compute, by estimate: what it can read of `sent` is not among them."""
+    if sent is None:
+        return prepared.prompt_tokens_estimate
+    return max(prepared.new_tokens_estimate, prepared.prompt_tokens_estimate - sent.remote_tokens)
 
 
 def _holder(decision: Decision) -> tuple[str, str] | None:

@@ -16,6 +16,7 @@ from typing import Any
 from pd_router.core.breaker import Breaker
 from pd_router.core.pairs import Pair, Pairs
 from pd_router.core.placement import Engine, Loads, rank_key
+from pd_router.core.pulls import Pull
 from pd_router.core.witness import Witness
 from pd_router.shell.exchange import Address
 from pd_router.shell.metrics import Metrics
@@ -45,6 +46,8 @@ class Member:
     ranks: set[int] = field(default_factory=set)
     """Data-parallel ranks that handles of this process named; empty when it has one rank."""
     breaker: Breaker = field(default_factory=Breaker)
+    pulls: dict[Pull, int] = field(default_factory=lambda: dict.fromkeys(Pull, 0))
+    """Of a prefill engine: what became of the handles that it was sent."""
     witness: Witness = field(default_factory=Witness)
 
 
@@ -227,6 +230,7 @@ class Fleet:
                 "turns": loads.turns(member.key),
                 "prefill_tokens": loads.tokens(member.key),
                 "ranks": {str(rank): loads.turns(rank_key(member.key, rank)) for rank in sorted(member.ranks)},
+                "pulls": {pull.value: count for pull, count in member.pulls.items() if count},
                 "failures": member.breaker.failures,
                 "breaker": member.breaker.state(now),
                 "quarantined_with": [one for key, one in quarantined if key == member.key],

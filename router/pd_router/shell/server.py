@@ -29,13 +29,13 @@ from pd_router.shell.exchange import Failure
 from pd_router.shell.fleet import Fleet, Member
 from pd_router.shell.guard import Guard
 from pd_router.shell.metrics import Metrics
-from pd_router.shell.pair_metrics import PairCollector
 from pd_router.shell.passthrough import pass_through
 from pd_router.shell.request_reader import Request
 from pd_router.shell.responder import Responder
 from pd_router.shell.store_metrics import SharedStoreMetrics, StoreCollector
 from pd_router.shell.stores import make_keyring, make_store
 from pd_router.shell.tls import HANDSHAKE_SECONDS
+from pd_router.shell.transfer_metrics import TransferCollector
 from pd_router.shell.turn import Turn
 from pd_router.shell.upstream import EnginePool
 from pd_router.shell.versions import EngineVersions
@@ -107,7 +107,7 @@ class Router:
             responses=ResponseStore(limits.response_bytes) if shared is None else shared.responses,
         )
         metrics.register(StoreCollector(store, now))
-        metrics.register(PairCollector(fleet.pairs, now))
+        metrics.register(TransferCollector(fleet, metrics, now))
         metrics.register(FleetCollector(fleet, self.context.loads, metrics, now))
         share = ClientShare(limits.max_inflight, now)
         self.state = ServerState(self._handle, limits.max_body_bytes, share, share.refused, guard.gate.admit)

@@ -20,8 +20,9 @@ from pd_router.core.errors import ApiError
 from pd_router.core.fields import Api
 from pd_router.core.pairs import Direction, Pair
 from pd_router.core.placement import NO_PAIRS, Engine, rank_key
-from pd_router.core.plan import Plan, View, plan
+from pd_router.core.plan import Plan, View, plan, to_compute
 from pd_router.core.policy import Decision
+from pd_router.core.pulls import Pull, pull_of
 from pd_router.core.request import Prepared, prepare
 from pd_router.core.usage import TOLD_TO_DECODE, Correct, corrector, reused_tokens
 from pd_router.shell.admission import Withdrawn
@@ -231,8 +232,8 @@ class Turn:
             if self._tenant is not None:
                 context.guard.retained.release(self._tenant, decision.entry.holder, decision.entry.remote_tokens)
         started = context.now()
-        work = context.loads.open(member.key, prepared.prompt_tokens_estimate)
         entry = decision.entry if decision.attach else None
+        work = context.loads.open(member.key, to_compute(prepared, entry))
         pair = Pair(member.key, entry.holder, Direction.PULL) if entry is not None else None
         leg = watch(member, pair, self._prefills, context.fleet.pairs, context.now)
         self._leg, self._reading = ROLE_PREFILL, entry is not None
@@ -248,7 +249,10 @@ class Turn:
         finally:
             work.close()
             self._leg, self._exchange = "", None
-        leg.succeeded(moved=result.report is None or not result.report.read_failed)
+        pull = pull_of(result.report)
+        leg.succeeded(moved=pull is not Pull.FAILED)
+        if entry is not None:
+            member.pulls[pull] += 1
         self._prefilled_at = context.now()
         self._record.prefilled(result, self._prefilled_at - started, handle is not None)
         return result
@@ -368,8 +372,11 @@ class Turn:
         if self._responder.gone and failure.reason == Failure.TIMEOUT.value:
             leg.abandoned()  # the bound of a client that left, and no engine's fault
             return
-        if leg.failed(failure) and leg.pair is not None and leg.pair.direction is Direction.HANDOFF:
-            self._avoid_pairs |= {(leg.pair.prefill, leg.pair.decode)}
+        if leg.failed(failure) and leg.pair is not None:
+            if leg.pair.direction is Direction.PULL:
+                member.pulls[Pull.FAILED] += 1
+            else:
+                self._avoid_pairs |= {(leg.pair.prefill, leg.pair.decode)}
         if failure.reason in _UNREACHED:
             self._context.suspect(member, gone=failure.reason == Failure.CONNECT.value)
 

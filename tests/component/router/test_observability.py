@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import aiohttp
 import pytest
 
 from support.chat import Talk
@@ -93,6 +94,25 @@ async def test_pulled_tokens_are_what_prefill_reports(deploy: Any) -> None:
     assert await watching.gained("reuse_stage_total", stage="attached") == 1
     assert await watching.gained("reuse_stage_total", stage="pulled") == 0
     assert await watching.gained("pulled_tokens_total") == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "outcome"),
+    [(Spec(), "pulled"), (NEVER_PULLS, "nothing"), (Spec(mode="stock"), "unknown")],
+    ids=["reads", "never reads", "says nothing"],
+)
+async def test_what_became_of_handles_is_told_per_engine(deploy: Any, spec: Spec, outcome: str) -> None:
+    # 200 and no byte moved: over a whole fleet an engine that never reads is hidden by those that do (EN-12).
+    deployment = await deploy(spec)
+    watching = await watch(deployment)
+    talk = Talk(deployment)
+    for _ in range(3):
+        await talk.say()
+    assert await watching.gained("engine_pulls_total", engine=deployment.prefill.url, outcome=outcome) == 2
+    url = deployment.router.admin_url + "/debug/fleet"
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        shown = {member["engine"]: member["pulls"] for member in await response.json()}
+    assert shown[deployment.prefill.url][outcome] >= 2
 
 
 async def test_a_refused_proof_is_counted(deploy: Any) -> None:
