@@ -91,7 +91,7 @@ def tenant_limit_problems(limits: TenantLimits) -> list[str]:
     if not 0 <= limits.rate < math.inf:
         problems.append(f"--tenant-rate: must be 0 (no limit) or more and finite, got {limits.rate:g}")
     if not 0 < limits.queue_share <= 1:
-        problems.append(f"--tenant-queue-share: must be above 0 and at most 1, got {limits.queue_share:g}")
+        problems.append(f"--tenant-queue-share: must be finite, above 0 and at most 1, got {limits.queue_share:g}")
     problems.extend(
         f"{flag}: must be 0 or more, got {value}"
         for flag, value in (

@@ -7,7 +7,9 @@ import argparse
 import pytest
 
 from pd_router.__main__ import build_parser, main, parse_settings
+from pd_router.core.access import Access, Tls
 from pd_router.core.settings import Endpoint, SettingsError, parse_endpoint, parse_engine_url
+from pd_router.core.tenant_limits import TenantLimits
 
 BASE = ["--listen", "127.0.0.1:8000", "--admin", "127.0.0.1:9000", "--prefill", "http://a:1", "--decode", "http://b:1"]
 PODS = ["--listen", "127.0.0.1:8000", "--admin", "127.0.0.1:9000", "--discover-kubernetes", "prod/qwen"]
@@ -111,11 +113,54 @@ def test_an_endpoint(value: str, endpoint: Endpoint) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["http://h:0", "http://h:65536", "http://h:²", "http://h:-1", "http://h:x", "https://h:1"]
+    "value",
+    [
+        *("http://h:0", "http://h:65536", "http://h:²", "http://h:-1", "http://h:x", "ftp://h:1", "h:1", "https://:1"),
+        *("http://h:1/v1", "http://h:1?a=b", "http://user:secret@h:1", "https://user@h:1"),
+    ],
 )
 def test_an_engine_url_that_is_none(value: str) -> None:
-    with pytest.raises(SettingsError, match="--prefill: "):
+    with pytest.raises(SettingsError, match="--prefill: ") as refused:
         parse_engine_url(value, "--prefill")
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "endpoint"),
+    [
+        ("http://h", Endpoint("h", 80)),
+        ("http://h:1/", Endpoint("h", 1)),
+        ("https://h", Endpoint("h", 443, True)),
+        ("https://[::1]:8443", Endpoint("::1", 8443, True)),
+    ],
+)
+def test_an_engine_url(value: str, endpoint: Endpoint) -> None:
+    assert parse_engine_url(value, "--prefill") == endpoint
+
+
+def test_access_flags_reach_the_settings() -> None:
+    words = "--api-keys-file k --engine-api-key-file e --tls-cert c --tls-key d --tls-client-ca a --tenant-rate 0.5"
+    words += " --tenant-burst 2 --tenant-max-inflight 3 --tenant-queue-share 0.25 --tenant-retained-tokens 4"
+    found = parse_settings([*BASE, *words.split(), "--tenants-tracked", "5"])[0]
+    assert found.access == Access(api_keys_file="k", engine_api_key_file="e")
+    assert found.tls == Tls("c", "d", "a")
+    assert found.tenant_limits == TenantLimits(0.5, 2, 3, 0.25, 4, 5)
+    gateway = (
+        "--tenant-from header --gateway-secret-file s --gateway-cidr 10.0.0.0/8 fd00::/8 --untrusted-tenant ignore"
+    )
+    found = parse_settings([*BASE, *gateway.split()])[0]
+    assert found.access == Access(
+        gateway_secret_file="s", gateway_networks=("10.0.0.0/8", "fd00::/8"), refuse_untrusted=False
+    )
+
+
+def test_pods_that_speak_tls() -> None:
+    found = parse_settings([*PODS, "--pods-scheme", "https", "--engine-ca", "c", "--engine-server-name", "n"])[0]
+    assert found.pods is not None
+    assert found.pods.tls
+    assert found.tls == Tls(engine_ca="c", engine_name="n")
+    with pytest.raises(SettingsError, match="--pods-scheme: is for --discover-kubernetes"):
+        parse_settings([*BASE, "--pods-scheme", "https"])
 
 
 @pytest.mark.parametrize(
