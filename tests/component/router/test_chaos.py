@@ -2,8 +2,9 @@
 
 Combined here because each is tested alone elsewhere and wrong KV tends to hide between them: branches, edits and
 regenerations under ids, ids that tenants share, clients that leave, leases that end, engines that restart, faults at
-random points. The walks are drawn from fixed seeds. What is checked: no wrong answer, no violation at an engine, no
-byte of a handle at a client, and reuse that still happens.
+random points, pairs that can't reach each other, turns that decode serves alone. The walks are drawn from fixed seeds.
+What is checked: no wrong answer, no violation at an engine, no byte of a handle at a client, and reuse that still
+happens.
 """
 
 from __future__ import annotations
@@ -118,7 +119,13 @@ class Walk:
         if chance < 0.2:
             await engine.restart()
             await self.deployment.wait_ready(len(self.deployment.engines))
-        elif chance < 0.5:
+        elif chance < 0.3:
+            other = self.draw.choice(self.deployment.engines)
+            engine.connector.cut_off.add(other.name)
+        elif chance < 0.4:
+            for engine in self.deployment.engines:
+                engine.connector.cut_off.clear()
+        elif chance < 0.6:
             self.deployment.fabric.clock.advance(self.draw.choice([20.0, 40.0, 70.0]))
 
 
@@ -129,7 +136,8 @@ def _finish(event: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("mode", ["verified", "stock"])
 async def test_every_answer_is_right(deploy: Any, mode: Any, seed: int) -> None:
-    deployment = await deploy(Spec(mode=mode, prefills=2, decodes=2, connector=BLOCKS), breaks=True)
+    flags = (("--bypass-tokens", "64"), ("--bypass-share", "1"), ("--pair-quarantine", "0.2")) if seed % 2 else ()
+    deployment = await deploy(Spec(mode=mode, prefills=2, decodes=2, connector=BLOCKS, flags=flags), breaks=True)
     walk = Walk(deployment, seed, f"{mode}-{seed}")
     await walk.run()
     assert walk.complete > ROUNDS * TALKS * 0.7
