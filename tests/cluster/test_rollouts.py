@@ -6,15 +6,17 @@ changed template is written once, rolls once, and that everything else stays as 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pdctl.shell.cluster.cluster import EmbeddedCluster
-from support.cluster_serving import PATIENCE, ROLES, Role, Serving, is_ready
-from support.cluster_serving_image import OTHER_IMAGE
+from support.cluster_serving import PATIENCE, ROLES, LoadProcess, Role, Serving, is_ready
+from support.cluster_serving_engine import LOAD_SECONDS
+from support.cluster_serving_image import FAKE_IMAGE, OTHER_IMAGE
 from support.clusters import eventually
 from support.pddeployments import edited
 
@@ -151,3 +153,102 @@ def test_a_restarted_operator_writes_nothing(rollouts: Rollouts) -> None:
 
 def test_no_engine_saw_a_breach(rollouts: Rollouts) -> None:
     assert rollouts.serving.judgement()["violations"] == []
+
+
+# --- a new generation under load ----------------------------------------------------------------
+
+SLOW_START = 25
+"""Seconds for which a prefill engine loads: decode engines are up long before."""
+
+MISSING_IMAGE = "localhost/fake-engine:missing"
+
+
+class Watched:
+    """Clients that talk to a pair of two and two, with prefill slow to start; Ready is noted with every look."""
+
+    def __init__(self, serving: Serving, load: LoadProcess, name: str) -> None:
+        self.serving, self.load, self.name = serving, load, name
+        self.since = serving.cluster.audit_position()
+        self.before = serving.roles(name)
+        self.ready: set[str] = set()
+
+    def patch(self, image: str) -> None:
+        """A user changes the image, and with it the generation."""
+        self.serving.patch(self.name, {"engine": {"image": image}})
+
+    def until(self, what: str, reached: Callable[[], object]) -> None:
+        """Look until something is reached. No client may see an error meanwhile."""
+
+        def look() -> bool:
+            assert self.load.report()["errors"] == []
+            self.ready |= {self.serving.condition(self.name, "Ready").get("status", "not judged yet")}
+            return bool(reached())
+
+        try:
+            eventually(what, look, PATIENCE)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.serving.describe()}") from None
+
+    def progressing(self, reason: str) -> bool:
+        """Is that the reason, on the newest spec?"""
+        return bool(self.serving.condition(self.name, "Progressing").get("reason") == reason)
+
+    def until_complete(self) -> None:
+        """Look until every pod is new, and some answers longer."""
+        self.until("the rollout is complete", lambda: self.progressing("Complete"))
+        self.serving.until_settled(self.name)
+        self.load.more_turns(12)
+        assert self.ready <= {"True", "not judged yet"}
+
+    def rolled(self) -> dict[str, tuple[int, int]]:
+        """Per role of engines: the operator's writes of the StatefulSet, and new templates."""
+        after, writes = self.serving.roles(self.name), self.serving.template_writes(self.since, self.name)
+        return {role: (writes[role], len(after[role].revisions - self.before[role].revisions)) for role in (P, D)}
+
+
+@pytest.fixture(scope="module")
+def staged(full_cluster: EmbeddedCluster) -> Iterator[Serving]:
+    """A namespace with two and two."""
+    with Serving(full_cluster, "generations") as serving:
+        load = [{"name": LOAD_SECONDS, "value": str(SLOW_START)}]
+        edits = [
+            (f"spec.{role}.{key}", value) for role in (P, D) for key, value in (("replicas", 2), ("minReadySeconds", 3))
+        ]
+        serving.start(*edits, ("spec.prefill.env", load), name="staged")
+        serving.until_settled("staged")
+        yield serving
+
+
+@pytest.fixture
+def watched(staged: Serving, tmp_path: Path) -> Iterator[Watched]:
+    """The pair under load."""
+    with staged.load(tmp_path, "staged") as load:
+        load.more_turns(12)
+        yield Watched(staged, load, "staged")
+        assert load.report()["errors"] == []
+    judgement = staged.judgement()
+    assert judgement["violations"] == judgement["notes"] == []
+
+
+def test_a_new_generation_is_not_seen_by_clients(watched: Watched) -> None:
+    watched.patch(OTHER_IMAGE)
+    watched.until("new engines of both", lambda: watched.progressing("RollingOut"))
+    watched.until_complete()
+    # The template comes with a partition, and one more write takes it away.
+    assert watched.rolled() == {P: (2, 1), D: (2, 1)}
+
+
+def test_a_generation_that_cannot_start_is_corrected_unseen_by_clients_and_by_another_operator(
+    watched: Watched,
+) -> None:
+    watched.patch(MISSING_IMAGE)
+    watched.until("the rollout is stuck", lambda: watched.progressing("RolloutStuck"))
+    assert MISSING_IMAGE in watched.serving.condition("staged", "Progressing")["message"]
+    watched.load.more_turns(12)
+    assert watched.rolled() == {P: (1, 1), D: (1, 1)}
+    [old] = [pod["metadata"] for pod in watched.serving.operator_pods()]
+    watched.serving.cluster.kubectl("-n", old["namespace"], "delete", "pod", old["name"])
+    watched.patch(FAKE_IMAGE)
+    watched.until_complete()
+    # Each template once, and one more write; the image of the first generation of all is known to the controllers.
+    assert {role: writes for role, (writes, _revisions) in watched.rolled().items()} == {P: 3, D: 3}

@@ -39,11 +39,8 @@ def held_texts(generation: str, manifests: Sequence[Manifest], observed: Observe
     for role, other, hold in zip(Role, reversed(Role), rollout.holds, strict=True):
         if hold.replicas is not None:
             texts[role.value] = f"{hold.replicas} stay until those that are wanted make a pair"
-        elif hold.kept and rollout.gap:
-            texts[role.value] = (
-                f"{hold.kept} of an earlier generation kept until {other.value} has a new one; then requests get a 503 "
-                "until its successor has started"
-            )
+        elif hold.kept and rollout.gap and hold.kept == len(_engines(observed, role)):
+            texts[role.value] = f"kept until {other.value} has a new one; then requests get a 503 for one start"
         elif hold.kept:
             texts[role.value] = f"{hold.kept} of an earlier generation kept until {other.value} has more new ones"
     return texts

@@ -330,8 +330,10 @@ def test_a_coming_gap_is_told_before_it_comes() -> None:
     status = compute_status(new, before, (), NOW)
     assert word(status, ConditionType.READY) == ("True", "Serving")
     told = message(status, ConditionType.PROGRESSING)
-    assert "prefill: 1 of 1 ready; 0 of 1 run the newest template; 1 of an earlier generation kept until decode" in told
-    assert "then requests get a 503" in told
+    assert (
+        "prefill: 1 of 1 ready; 0 of 1 run the newest template; kept until decode has a new one; then requests" in told
+    )
+    assert "decode: 2 of 2 ready; 0 of 2 run the newest template; 1 of an earlier generation kept until prefill" in told
 
 
 # --- time ---------------------------------------------------------------------------------------
