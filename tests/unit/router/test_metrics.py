@@ -97,8 +97,9 @@ def test_the_words_of_discovery_are_those_of_its_api() -> None:
 
 def test_engines_that_come_and_go_leave_no_series() -> None:
     metrics = Metrics()
-    before = series(metrics)
     fleet = Fleet(metrics, frozenset(), lambda _key: 0, lambda _member: None)
+    metrics.register(FleetCollector(fleet, Loads(), metrics, lambda: 0.0))
+    before = series(metrics)
     for number in range(100):
         key = f"qwen-decode-{number}"
         fleet.add(Member(key, "decode", Address("h", 1), ""))
