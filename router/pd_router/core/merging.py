@@ -37,6 +37,7 @@ GAUGES: Final[Mapping[str, Rule]] = {
     "pd_router_inflight": Rule.SUM,
     "pd_router_leg_inflight": Rule.SUM,
     "pd_router_pair_quarantined": Rule.MOST,
+    "pd_router_pinned_handles": Rule.SUM,
     "pd_router_pinned_tokens": Rule.SUM,
     "pd_router_queued": Rule.SUM,
     "pd_router_stale_files": Rule.MOST,
