@@ -6,6 +6,7 @@ Such a turn leaves no handle and keeps no blocks; the handle of the turn before 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import pytest
 from support.chat import TEXT, Talk, Turn
 from support.deployment import Deployment, Spec
 from support.fake_engine import Behaviour, Fault, Gate, Kind
+from support.redis_server import RedisServer
+from support.shared_deployment import SharedDeployment, say_on
 from support.waiting import until
 
 FLAGS = (("--bypass-tokens", "60"), ("--bypass-share", "0.5"), ("--bypass-decode-turns", "1"))
@@ -170,3 +173,27 @@ async def test_blocks_are_not_pinned_by_many_bypassed_turns(deploy: Any) -> None
     assert len(deployment.decode.connector.retained()) == 8
     deployment.fabric.clock.advance(481)
     assert deployment.decode.used_blocks == before
+
+
+async def test_the_handle_moves_on_with_the_conversation_in_a_shared_store(tmp_path: Path) -> None:
+    server = RedisServer()
+    one = SharedDeployment(ON, server, tmp_path)
+    try:
+        await server.start()
+        await one.start()
+        other = await one.join()
+        for view in (one, other):
+            await view.wait_ready(2)
+            await view.wait_store()
+        talk = Talk(one)
+        first = await say_on(other, talk, TEXT)
+        # Whichever router a turn comes to, it finds what the turn before left untouched on another one.
+        for view in (one, other, one):
+            assert alone(await say_on(view, talk, "Yes."))
+        turn = await say_on(other, talk, 2 * TEXT)
+        assert turn.attached == [first.decodes[0].request_id]
+        assert turn.pulled > 50
+        await one.check()
+    finally:
+        await one.stop()
+        server.close()
