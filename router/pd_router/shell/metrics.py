@@ -123,6 +123,9 @@ class Metrics:
             stage=LEFT_AT,
         )  # fmt: skip
         self.stored = self._counter("handles_stored", "Handles kept for a next turn")
+        self.lost = self._bound(
+            "handles_lost", "Handles that were spent on a turn which an engine refused, by the leg it refused", leg=LEGS
+        )
         self.not_stored = self._bound(
             "handles_not_stored", "Finished turns without a handle to keep, by reason", reason=_values(NotStored)
         )

@@ -170,6 +170,7 @@ class TurnRecord:
         if attached and not failure.retryable:
             # D's blocks were spent on a turn that gave no answer and left no new handle.
             self.fields["handle_lost"] = failure.leg
+            self._metrics.lost[failure.leg].inc()
 
     def retried(self, failure: LegFailed) -> None:
         """The turn starts again."""

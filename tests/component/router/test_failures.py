@@ -72,10 +72,13 @@ async def test_prefill_refuses(deploy: Any, attached: bool, stream: bool, status
     talk = Talk(deployment, stream=stream)
     if attached:
         await talk.say()
+    lost = 'pd_router_handles_lost_total{leg="prefill"}'
+    before = (await deployment.metrics())[lost]
     deployment.prefill.next(Behaviour(fault=Fault(Kind.STATUS, Point.BEFORE_ADMISSION, status, TOO_LONG.encode())))
     turn = await talk.say("Go on.", check=False)
     assert (turn.status, turn.json) == (status, json.loads(TOO_LONG))
     assert (len(turn.prefills), len(turn.decodes)) == (1, 0)
+    assert (await deployment.metrics())[lost] == before + attached
     if attached:
         assert (await talk.say("Go on.")).attached == []
 
