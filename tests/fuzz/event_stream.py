@@ -68,9 +68,55 @@ def chunk(rng: random.Random) -> dict[str, Any]:
     return made
 
 
+TYPES = (
+    *("message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta"),
+    *("message_stop", "ping", "error", "response.created", "response.output_text.delta", "response.completed"),
+    *("response.incomplete", "response.failed", "response.output_item.done"),
+)
+FIELDS = (
+    *("type", "message", "content_block", "delta", "usage", "index", "content", "text", "partial_json", "stop_reason"),
+    *("response", "output", "item", "status", "id", "role", "name", "arguments", "call_id", "error", "choices"),
+)
+PARTS = {"message_start": "message", "content_block_start": "content_block"}
+"""Where an event of this type has what it says; else in `delta` or `response`."""
+
+
+def typed(rng: random.Random) -> dict[str, Any]:
+    """An event of the other two APIs, true in its type and in little else."""
+    kind = rng.choice(TYPES)
+    made = {"type": kind, **{rng.choice(FIELDS): junk(rng, 3) for _ in range(rng.randrange(5))}}
+    if rng.random() < 0.7:
+        part = PARTS.get(kind, "response" if kind.startswith("response") else "delta")
+        made[part] = {rng.choice(FIELDS): junk(rng, 2) for _ in range(rng.randrange(4))}
+    if rng.random() < 0.3:
+        made[rng.choice((KV_PARAMS, KV_PARAMS, "response"))] = {KV_PARAMS: handle(rng)}
+    return made
+
+
+def junk(rng: random.Random, depth: int) -> Any:
+    """A value of any type, with fields that the APIs have."""
+    kinds = 9 if depth else 6
+    match rng.randrange(kinds):
+        case 0:
+            return None
+        case 1:
+            return rng.choice((0, -1, 1.5, True, 2**70))
+        case 2 | 3:
+            return rng.choice((*TALK, *TYPES, "text", "tool_use", "thinking", "text_delta", "input_json_delta"))
+        case 4:
+            return []
+        case 5:
+            return {}
+        case 6:
+            return [junk(rng, depth - 1) for _ in range(rng.randrange(3))]
+        case _:
+            return {rng.choice(FIELDS): junk(rng, depth - 1) for _ in range(rng.randrange(4))}
+
+
 def event(rng: random.Random) -> bytes:
     separators = rng.choice(((",", ":"), (", ", ": "), (" , ", " :\t")))
-    text = json.dumps(chunk(rng), ensure_ascii=rng.random() < 0.5, separators=separators)
+    said = chunk(rng) if rng.random() < 0.6 else typed(rng)
+    text = json.dumps(said, ensure_ascii=rng.random() < 0.5, separators=separators)
     if rng.random() < 0.05:
         text = text.replace('"kv_transfer', rng.choice(('"\\u006bv_transfer', '"kv\\u005Ftransfer')))
     end = rng.choice(("\n", "\n", "\n", "\r\n", "\r"))

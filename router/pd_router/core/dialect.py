@@ -139,7 +139,8 @@ _ERROR_TYPES: Final = {
 def read_message(chunks: Sequence[bytes]) -> Transcript:
     """Put a streamed message together. Never raises."""
     out = Transcript()
-    message: Event = {"content": []}
+    message: Event = {}
+    blocks: list[Event] = []
     for event in transcript.parse_events(b"".join(chunks)):
         if not isinstance(event, dict):
             continue
@@ -147,20 +148,20 @@ def read_message(chunks: Sequence[bytes]) -> Transcript:
             out.error = transcript.error_of(event)
         match event.get("type"):
             case "message_start" if isinstance(event.get("message"), dict):
-                message = {**event["message"], "content": []}
+                message, blocks = dict(event["message"]), []
             case "content_block_start" if isinstance(event.get("content_block"), dict):
-                message["content"].append({**event["content_block"], "partial_json": ""})
-            case "content_block_delta" if isinstance(event.get("delta"), dict) and message["content"]:
-                _add_delta(message["content"][-1], event["delta"])
+                blocks.append({**event["content_block"], "partial_json": ""})
+            case "content_block_delta" if isinstance(event.get("delta"), dict) and blocks:
+                _add_delta(blocks[-1], event["delta"])
             case "message_delta" if isinstance(event.get("delta"), dict):
                 message.update(event["delta"])
                 message["usage"] = event.get("usage")
             case "message_stop":
                 out.done = True
-    for block in message["content"]:
+    for block in blocks:
         if block.get("type") == "tool_use" and block["partial_json"]:
             block["input"] = _input(block["partial_json"])
-    _take_message(out, message)
+    _take_message(out, {**message, "content": blocks})
     return out
 
 
