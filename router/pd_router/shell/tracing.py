@@ -8,6 +8,7 @@ What goes in is chosen here one by one: no prompt, no answer, no id of a convers
 from __future__ import annotations
 
 import asyncio
+import os
 import platform
 import threading
 import time
@@ -69,7 +70,7 @@ class Tracing:
             {
                 "service.name": "pd-router",
                 "service.version": version_here(),
-                "service.instance.id": platform.node(),
+                "service.instance.id": f"{platform.node()}-{os.getpid()}",
             }
         )
         self._provider = TracerProvider(

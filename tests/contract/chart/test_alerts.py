@@ -60,6 +60,10 @@ def breaker(state: str) -> str:
     return router("engine_breaker_state", ENGINE, f'state="{state}"')
 
 
+def pulls(engine: str, outcome: str) -> str:
+    return router("engine_pulls_total", f'engine="{engine}"', f'outcome="{outcome}"')
+
+
 def flat(value: float, samples: int = MINUTES) -> str:
     return f"{value:g}+0x{samples}"
 
@@ -75,7 +79,7 @@ TURNS: Final = router("engine_turns", ENGINE)
 PINNED: Final = router("pinned_tokens", 'engine="qwen-decode-0"')
 RESTARTS: Final = router("engine_incarnations_total", ENGINE)
 QUARANTINE: Final = router("pair_quarantined", PAIR)
-PULLED, PROMPT = router("pulled_tokens_total"), router("prompt_tokens_total")
+PULLED, PROMPT, CACHED = (router(f"{name}_tokens_total") for name in ("pulled", "prompt", "cached"))
 RETRIES: Final = router("retries_total", 'leg="prefill"', 'reason="timeout"')
 
 WELL: Final[Mapping[str, str]] = {
@@ -103,6 +107,11 @@ WELL: Final[Mapping[str, str]] = {
     stage("attached"): grows(500),
     PULLED: grows(600_000),
     PROMPT: grows(1_000_000),
+    CACHED: grows(700_000),
+    pulls("qwen-prefill-0", "pulled"): grows(50),
+    pulls("qwen-prefill-0", "nothing"): grows(5),
+    pulls("qwen-prefill-1", "pulled"): grows(40),
+    pulls("qwen-prefill-1", "failed"): grows(1),
     USAGE: flat(0.7),
     PINNED: flat(50_000),
     router("handle_store_up"): flat(1),
@@ -150,7 +159,10 @@ FIRING: Final = [
     Case("PDRequestsFail", {status(502): grows(20)}),
     Case("PDTurnsTriedAgain", {RETRIES: grows(60)}),
     Case("PDQueueFull", {status(429): grows(20)}),
-    Case("PDNothingPulled", {PULLED: flat(7)}),
+    Case("PDNothingPulled", {PULLED: flat(7), CACHED: grows(100_000)}),
+    Case(
+        "PDEngineNeverPulls", {pulls("qwen-prefill-1", "pulled"): flat(3), pulls("qwen-prefill-1", "failed"): grows(40)}
+    ),
     Case("PDDecodeMemoryPinned", {USAGE: flat(0.97)}),
     Case("PDHandleStoreDown", {router("handle_store_up"): flat(0)}),
     # Open for a while, then a trial that fails: a scrape sees it open now and then.
@@ -192,6 +204,8 @@ QUIET: Final = [
     Case("an engine restarts", {RESTARTS: f"{flat(1, 90)} {flat(2, 30)}"}),
     Case("decode is full of running turns", {USAGE: flat(0.97), PINNED: flat(0)}),
     Case("no reuse is asked for", {stage("attached"): flat(0), PULLED: flat(0)}),
+    Case("prefill has it all in its own cache", {PULLED: flat(7), CACHED: grows(900_000)}),
+    Case("an engine that is sent no handles", {pulls("qwen-prefill-1", one): flat(3) for one in ("pulled", "failed")}),
     Case("an idle engine", {TURNS: flat(0), LEGS: flat(9)}),
     Case("nothing deployed", {**NO_ROUTER, operator("deployments"): flat(0)}),
     Case("a night without turns", {name: changes(600, 0) for name in WELL if counts(name)} | {TURNS: flat(0, DAY + 48)},
