@@ -26,7 +26,8 @@ def screen(figures: Figures, trouble: str = "") -> RenderableType:
     parts: list[RenderableType] = [_head(figures)]
     if trouble:
         parts.append(Text(f"no new figures: {trouble}", style="bold red"))
-    parts += [_latencies(figures), _funnel(figures), _engines(figures)]
+    gap = Text()
+    parts += [gap, _latencies(figures), gap, _funnel(figures), _tokens(figures), gap, _engines(figures)]
     return Group(*parts)
 
 
@@ -62,13 +63,16 @@ def _funnel(figures: Figures) -> Table:
             left = (stage, str(count), f"{count / eligible:.0%}" if eligible else "–")
         right = (drops[place][0], str(drops[place][1])) if place < len(drops) else ("", "")
         table.add_row(*left, *right)
-    share = "–" if figures.pulled_share is None else f"{figures.pulled_share:.0%}"
-    table.caption = (
-        f"{figures.pulled_tokens:,} of {figures.prompt_tokens:,} prompt tokens read back ({share}), "
-        f"{figures.cached_tokens:,} not computed; "
-        f"{'?' if figures.handles is None else figures.handles} handles kept"
-    )
     return table
+
+
+def _tokens(figures: Figures) -> Text:
+    share = "–" if figures.pulled_share is None else f"{figures.pulled_share:.0%}"
+    handles = "?" if figures.handles is None else f"{figures.handles:,}"
+    return Text(
+        f"{figures.pulled_tokens:,} of {figures.prompt_tokens:,} prompt tokens read back ({share}), "
+        f"{figures.cached_tokens:,} not computed; {handles} handles kept"
+    )
 
 
 def _engines(figures: Figures) -> Table:
@@ -110,7 +114,7 @@ def _times(latency: Latency) -> Iterator[str]:
 
 
 def _table(*titles: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", caption_justify="left", caption_style="")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     text = {"time", "reuse", "why turns left", "engine", "role", "state"}
     for title in titles:
         table.add_column(title, justify="left" if title in text else "right", no_wrap=True)
