@@ -140,6 +140,8 @@ class Turn:
         self._context.retries.turn()
         while True:
             found = None if clean else await keeper.open()
+            if self._responder.gone:
+                raise Withdrawn  # while a shared store was asked, or before another attempt
             self._look()
             decision = Decision.recompute() if clean else keeper.find(prepared, found, self._decodes)
             self._record.fields["attempts"] += 1
