@@ -55,7 +55,6 @@ class Worker:
     process: asyncio.subprocess.Process
     channel: Channel
     desk: Desk
-    begun: float
 
 
 class Supervisor:
@@ -138,40 +137,45 @@ class Supervisor:
         """Have a worker in this place until the router ends."""
         backoff = Backoff()
         while not self._told.is_set():
-            worker = await self._start(index)
-            alive = asyncio.create_task(self._watch(worker), name=f"worker {index} alive")
-            status = await worker.process.wait()
-            alive.cancel()
-            del self._workers[index]
-            await worker.channel.end()
-            worker.desk.close()
-            if self._told.is_set() or self._failed.done():
+            begun = time.monotonic()
+            status = await self._one(index)
+            if self._told.is_set():
                 return
             if not self._listening[index].is_set():
                 self._failed.set_result(status if status > 0 else BROKEN)
                 self._told.set()
                 self._tell_all(signal.SIGTERM)
                 return
-            wait = backoff.ended(time.monotonic() - worker.begun)
+            wait = backoff.ended(time.monotonic() - begun)
             self._pages.restarts.inc()
             log.error("worker %d ended with status %d; another one follows in %g s", index, status, wait)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._told.wait(), wait)
 
+    async def _one(self, index: int) -> int:
+        """One worker from its start to its end. Returns its exit status."""
+        try:
+            worker = await self._start(index)
+        except OSError as error:
+            log.error("worker %d cannot be started: %s", index, error.strerror or error)
+            return BROKEN
+        alive = asyncio.create_task(self._watch(worker), name=f"worker {index} alive")
+        status = await worker.process.wait()
+        alive.cancel()
+        del self._workers[index]
+        await worker.channel.end()
+        worker.desk.close()
+        return status
+
     async def _start(self, index: int) -> Worker:
         desk = self._shared.desk()
         ours, theirs = socket.socketpair()
-        with theirs:
-            joining = Joining(index, theirs.fileno(), os.getpid(), self._port, self._listening[index].is_set())
-            # A session of its own, so that Ctrl-C in a terminal is told to the workers once, and by their supervisor.
-            process = await asyncio.create_subprocess_exec(
-                *command(),
-                *self._arguments,
-                stdin=asyncio.subprocess.DEVNULL,
-                env={**os.environ, WORKER_VARIABLE: joining.written()},
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
+        try:
+            with theirs:
+                process = await self._spawn(index, theirs.fileno())
+        except OSError:
+            ours.close()
+            raise
 
         def handle(verb: str, words: list[Any], raw: bytes) -> Answer | None:
             if verb == "listening":
@@ -180,11 +184,23 @@ class Supervisor:
             return desk.handle(verb, words, raw)
 
         channel = await Channel.join(ours, handle, lambda: None)
-        worker = Worker(index, next(self._numbers), process, channel, desk, time.monotonic())
+        worker = Worker(index, next(self._numbers), process, channel, desk)
         self._workers[index] = worker
         if self._told.is_set():
             process.send_signal(signal.SIGTERM)
         return worker
+
+    async def _spawn(self, index: int, descriptor: int) -> asyncio.subprocess.Process:
+        joining = Joining(index, descriptor, os.getpid(), self._port, self._listening[index].is_set())
+        # A session of its own, so that Ctrl-C in a terminal is told to the workers once, and by their supervisor.
+        return await asyncio.create_subprocess_exec(
+            *command(),
+            *self._arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            env={**os.environ, WORKER_VARIABLE: joining.written()},
+            pass_fds=(descriptor,),
+            start_new_session=True,
+        )
 
     async def _watch(self, worker: Worker) -> None:
         """Kill a worker that does nothing any more: its connections hang, and new ones would."""

@@ -419,6 +419,24 @@ async def test_what_is_wrong_with_every_worker_is_said_once(deploy: Any) -> None
     router.discard()
 
 
+async def test_told_to_end_while_it_starts(deploy: Any) -> None:
+    deployment = await deploy()
+    router = RouterProcess([deployment.prefill.url], [deployment.decode.url], {"--workers": "3"})
+    await router.start(ready=False)
+
+    async def begun() -> bool:
+        return bool(workers_of(router.pid))
+
+    await until(begun)
+    workers = workers_of(router.pid)
+    router.terminate()
+    assert await router.wait() == 0
+    assert not any(map(runs, workers))
+    for word in ("Traceback", "Warning:"):
+        assert word not in router.log, router.log
+    router.discard()
+
+
 async def test_one_worker_is_one_process(deploy: Any) -> None:
     deployment = await deploy()
     assert workers_of(deployment.router.pid) == []
