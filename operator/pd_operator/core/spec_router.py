@@ -93,7 +93,8 @@ class RouterSpec(SpecModel):
     replicas: Replicas = Field(
         default=1,
         description="Number of routers. With store type Memory, more than one needs a load balancer that keeps a "
-        "conversation on one router; otherwise turns that change router are recomputed.",
+        "conversation on one router; otherwise turns that change router are recomputed. With Valkey any number works "
+        "as one.",
     )
     workers: int = Field(
         default=1,

@@ -70,6 +70,7 @@ class NotStored(StrEnum):
     FOREIGN_HOST = "foreign_host"
     TENANT_LIMIT = "tenant_limit"
     """The tenant retains as much as it may."""
+    STORE_UNAVAILABLE = "store_unavailable"
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,7 +210,7 @@ class Keeper:
 
     def _kept(self, result: PutResult) -> None:
         if result is PutResult.UNAVAILABLE:
-            self._record.not_stored(result.value)
+            self._record.not_stored(NotStored.STORE_UNAVAILABLE)
         else:
             self._record.stored(result.value)
 
