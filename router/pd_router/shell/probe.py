@@ -11,6 +11,7 @@ the connection, so that a slow engine is not mistaken for a new one (EL-05).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,9 @@ from typing import Any
 import httptools
 
 from pd_router.shell.exchange import Address
-from pd_router.shell.tls import EngineTls
+from pd_router.shell.tls import EngineTls, tls_trouble
+
+log = logging.getLogger("pd_router.probe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,7 @@ class EngineProbe:
         self._on_broken = on_broken
         self._on_peer = on_peer
         self._tls = tls
+        self._trouble = ""
         self._conn: _ProbeConnection | None = None
         self._wake = asyncio.Event()
         self._misses = 0
@@ -128,10 +132,12 @@ class EngineProbe:
     async def _once(self) -> None:
         try:
             conn = await self._connection()
-        except (OSError, TimeoutError):
+        except (OSError, TimeoutError) as error:
             self._misses = 0
+            self._tell(tls_trouble(error))
             self._on_ready(False)
             return
+        self._tell("")
         try:
             async with asyncio.timeout(self._settings.timeout):
                 status = await asyncio.shield(conn.ask(self._request))
@@ -148,6 +154,12 @@ class EngineProbe:
             # Without keep-alive there is no continuity to watch; a close is then no news.
             self._conn = None
             conn.close()
+
+    def _tell(self, trouble: str) -> None:
+        """An engine that is there and cannot be trusted looks like one that is away; the log says which, once."""
+        if trouble and trouble != self._trouble:
+            log.error("engine %s: TLS: %s (--engine-ca, --engine-server-name)", self._address.authority, trouble)
+        self._trouble = trouble
 
     def _missed(self) -> None:
         self._misses += 1

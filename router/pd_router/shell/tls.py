@@ -95,5 +95,12 @@ class EngineTls:
         return self._system
 
 
+def tls_trouble(error: BaseException) -> str:
+    """What is wrong with an engine's TLS, in OpenSSL's words; "" when it is not about TLS."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    return str(error.reason or "") if isinstance(error, ssl.SSLError) else ""
+
+
 def _no_password() -> str:
     raise ssl.SSLError("the private key has a password; it must have none")

@@ -269,6 +269,9 @@ async def test_engines_are_verified(bench: Bench, flags: tuple[str, ...], ready:
     else:
         # Both engines were tried more than once.
         await until(lambda: _tried(bench))
+        told = [line for line in router.log.splitlines() if "--engine-server-name" in line]
+        assert len(told) == len(bench.engines), router.log
+        assert all("certificate" in line or "mismatch" in line for line in told)
         async with aiohttp.ClientSession() as session:
             async with session.get(router.admin_url + "/readyz") as response:
                 assert response.status == 503
