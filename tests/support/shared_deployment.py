@@ -72,7 +72,7 @@ class SharedDeployment(Deployment):
         async def reached() -> bool:
             return (await self.metrics())["pd_router_handle_store_up"] == up
 
-        await until(reached)
+        await until(reached, 30.0)
 
     async def is_ready(self) -> bool:
         """Whether this router says that it can serve."""

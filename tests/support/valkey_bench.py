@@ -88,7 +88,7 @@ class ValkeyBench:
         async def reached() -> bool:
             return self.store.up is up
 
-        await until(reached)
+        await until(reached, 30.0)
 
     @property
     def now(self) -> float:

@@ -278,7 +278,7 @@ async def _wait_up(deployment: PodDeployment) -> None:
     async def up() -> bool:
         return (await deployment.metrics())["pd_router_handle_store_up"] == 1
 
-    await until(up)
+    await until(up, 30.0)
 
 
 # -- nothing secret comes out ------------------------------------------------------------------------

@@ -101,6 +101,19 @@ async def test_what_one_router_leaves_another_finds(make: Make) -> None:
     assert other.stats.pinned_tokens == {}
 
 
+async def test_a_reader_keeps_to_its_own_limits(make: Make) -> None:
+    one = await make()
+    other = await make(realm=bench_of(one).realm, ttl=100.0, max_entry_bytes=10_000)
+    await one.leave(ID_A)
+    await one.leave(ID_B, blob="x" * 20_000)
+    await one.bench.wait(150.0)
+    assert await other.found(ID_A) is None
+    assert other.stats.fates[Fate.EXPIRED] == 1
+    assert await other.found(ID_B) is None
+    assert bench_of(other).count("failures_total", operation="open", kind="damaged") == 1
+    assert await one.found(ID_A, ID_B) is None
+
+
 async def test_deployments_do_not_meet(make: Make) -> None:
     one, other = await make(), await make()
     await one.leave(ID_A)
@@ -233,7 +246,8 @@ async def test_a_server_that_becomes_a_replica_is_left_until_it_is_none(make: Ma
     await store.leave(ID_A)
     with server.client() as client:
         client.replicaof("127.0.0.1", other.port)
-        assert await store.found(ID_A) is None
+        assert await store.found(ID_B) is None
+        assert bench_of(store).count("failures_total", operation="open", kind="read_only") == 1
         await bench_of(store).wait_up(False)
         client.replicaof("NO", "ONE")
     await bench_of(store).wait_up()
