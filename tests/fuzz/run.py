@@ -22,14 +22,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / folder) for folder in ("router", "connector", "tests")]
 
-from fuzz import bodies, event_stream, http_boundary  # noqa: E402 - the paths come first
+from fuzz import bodies, engine_answers, event_stream, http_boundary  # noqa: E402 - the paths come first
 
 TARGETS: dict[str, Callable[[random.Random], None]] = {
     "http": http_boundary.one,
+    "answer": engine_answers.one,
     "stream": event_stream.one,
     "body": bodies.one,
 }
-SHARES = {"http": 0.4, "stream": 0.25, "body": 0.35}
+SHARES = {"http": 0.35, "answer": 0.1, "stream": 0.25, "body": 0.3}
 BATCH = 2000
 HANG_SECONDS = 120.0
 """A batch takes about a second; one that takes so long hangs, and its stack is printed."""

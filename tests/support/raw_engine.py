@@ -41,6 +41,8 @@ class RawEngine:
         self._writers: set[asyncio.StreamWriter] = set()
         self.sent: dict[int, bytearray] = {}
         self.url = ""
+        self.more = b""
+        """Sent behind each answer."""
 
     async def start(self) -> None:
         """Listen on loopback."""
@@ -75,8 +77,8 @@ class RawEngine:
                 if end and len(body) >= _length(head):
                     unread.clear()
                     writer.write(
-                        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
-                        % (len(self._answer), self._answer)
+                        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b%b"
+                        % (len(self._answer), self._answer, self.more)
                     )
         except ConnectionError:
             pass

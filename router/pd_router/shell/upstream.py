@@ -69,7 +69,7 @@ class EngineConnection(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(LegError(Failure.MALFORMED, str(error)))
             self.close()
             return
@@ -93,6 +93,10 @@ class EngineConnection(asyncio.Protocol):
         self.pool.forget(self)
 
     # -- httptools ------------------------------------------------------------------------------
+    def on_message_begin(self) -> None:
+        if self.exchange is None:
+            self.close()  # an answer that nobody asked for; the next request here would get it, or its rest
+
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.exchange is not None:
             self.exchange.headers.append((name.lower(), value))

@@ -43,6 +43,7 @@ class Bench:
 
     def forget(self) -> None:
         for engine in self.engines:
+            engine.more = b""
             for data in engine.sent.values():
                 data.clear()
 
@@ -156,3 +157,27 @@ async def test_a_forwarded_header_stays_one_line(bench: Bench, header: str, text
         assert head.count(b"\n") == head.count(b"\r\n")
         names = [line.partition(b":")[0].lower() for line in head.split(b"\r\n")[1:]]
         assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("role", [0, 1], ids=["prefill", "decode"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        b"HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\nSMUGGLED",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 80\r\n\r\nSMUGGLED",
+        b"HTTP/1.1 403 SMUGGLED\r\ncontent-le",
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: h2c\r\n\r\nSMUGGLED",
+        b"SMUGGLED",
+    ],
+    ids=["a whole one", "half a body", "half a head", "another protocol", "garbage"],
+)
+async def test_an_answer_that_nobody_asked_for_reaches_no_other_client(bench: Bench, role: int, more: bytes) -> None:
+    bench.engines[role].more = more
+    data = request(LENGTH, b"Connection: close")
+    for _ in range(4):
+        found, _ = await answers(bench, data)
+        assert [answer.status for answer in found] == [200]
+        assert b"SMUGGLED" not in found[0].head + found[0].body
+        assert found[0].json["id"] == "raw"
+    connections = [data for data in bench.engines[role].sent.values() if data]
+    assert len(connections) == 4, "a connection with bytes that nobody asked for was used again"
