@@ -102,7 +102,7 @@ def test_the_smallest_object_gets_the_models_defaults(api: Api, place: str) -> N
     assert stored == parse_deployment(raw).spec.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("role", ["prefill", "decode", "router"])
 def test_replicas_that_would_not_be_applied_cannot_be_set(api: Api, place: str, role: str) -> None:
     api.request("POST", place, edited(smallest(), IMAGE, (f"spec.{role}.scaling", "External")))
     with pytest.raises(ApiError, match=rf"spec\.{role}\.replicas: .*is not applied while scaling is External"):

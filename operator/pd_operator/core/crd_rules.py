@@ -149,6 +149,7 @@ _OBJECTS: Final[Mapping[str, list[Rule]]] = {
     "EngineSpec": crd_rules_engine.engine_rules(),
     "EngineVolume": crd_rules_engine.volume_rules(),
     "RoleSpec": crd_rules_engine.role_rules(),
+    "RouterSpec": [crd_rules_engine.replicas_rule("the router's Deployment")],
     "EnvVar": crd_rules_engine.env_rules(),
     "Toleration": crd_rules_pod.toleration_rules(),
     "NodeRequirement": crd_rules_pod.node_requirement_rules(),

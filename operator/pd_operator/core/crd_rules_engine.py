@@ -94,13 +94,18 @@ def role_rules() -> list[Rule]:
             "spec.engine.env",
             "env",
         ),
-        rule(
-            'self.scaling != "External" || oldSelf.scaling != "External" || self.replicas == oldSelf.replicas',
-            "is not applied while scaling is External; scale the role's StatefulSet, or set scaling to Fixed",
-            "replicas",
-        ),
+        replicas_rule("the role's StatefulSet"),
         first_argument_rule(),
     ]
+
+
+def replicas_rule(target: str) -> Rule:
+    """On a part that an autoscaler may have."""
+    return rule(
+        'self.scaling != "External" || oldSelf.scaling != "External" || self.replicas == oldSelf.replicas',
+        f"is not applied while scaling is External; scale {target}, or set scaling to Fixed",
+        "replicas",
+    )
 
 
 def env_rules() -> list[Rule]:
