@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -262,3 +263,25 @@ async def test_denied_requests_get_an_error_of_their_api(deploy: Any, by_key: Sp
                 assert (answer.json["type"], error["type"]) == ("error", "authentication_error")
             else:
                 assert error["code"] == "missing_api_key"
+
+
+async def test_every_worker_asks_for_keys_and_sees_them_change(deploy: Any, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(line("team-a", "sk-canary-first"))
+    deployment = await deploy(Spec(flags=(("--api-keys-file", str(path)), ("--workers", "2"))), fresh=True)
+
+    async def statuses(key: str) -> set[int]:
+        # Each request has a connection of its own, which the kernel gives to either worker.
+        found = await asyncio.gather(*(send(deployment, BODY, bearer(key)) for _ in range(12)))
+        return {turn.status for turn in found}
+
+    assert await statuses("sk-canary-first") == {200}
+    assert await statuses("sk-canary-second") == {401}
+    (tmp_path / "new").write_text(line("team-b", "sk-canary-second"))
+    (tmp_path / "new").rename(path)
+
+    async def changed() -> bool:
+        return await statuses("sk-canary-second") == {200} and await statuses("sk-canary-first") == {401}
+
+    await until(changed)
+    await assert_nothing_told(deployment, "sk-canary-first", "sk-canary-second")
