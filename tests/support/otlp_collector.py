@@ -39,6 +39,9 @@ class Collector:
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self.raw = b""
+        self.headers: list[str] = []
+        """Of all requests, the values of `x-collector-key`."""
+
         app = web.Application()
         app.router.add_post("/v1/traces", self._take)
         self._runner = web.AppRunner(app)
@@ -76,6 +79,7 @@ class Collector:
         if request.headers.get("content-encoding") == "gzip":
             body = gzip.decompress(body)
         self.raw += body
+        self.headers.append(request.headers.get("x-collector-key", ""))
         message = trace_service_pb2.ExportTraceServiceRequest()
         message.ParseFromString(body)
         for group in message.resource_spans:

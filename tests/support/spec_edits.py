@@ -95,6 +95,7 @@ TABLE: list[Row] = [
     ("router.logging.format", "Text", {R}, ()),
     ("router.tracing.endpoint", "https://collector:4318", {R}, (TRACED,)),
     ("router.tracing.samplingPercent", 5, {R}, (TRACED,)),
+    ("router.tracing.headersSecretRef", SECRET, {R}, (TRACED,)),
     ("router.limits.maxInflight", 5, {R}, ()),
     ("router.limits.maxQueue", 5, {R}, ()),
     ("router.workers", 4, {R}, ()),

@@ -16,6 +16,7 @@ from pd_operator.core.render_router_files import file_mounts, file_volumes
 
 HTTP_PORT: Final = 8000
 ADMIN_PORT: Final = 9000
+COLLECTOR_HEADERS: Final = "OTEL_EXPORTER_OTLP_HEADERS"
 USER: Final = 65532
 PRE_STOP_SECONDS: Final = 10
 """Until the Service's clients know that the pod is ending."""
@@ -121,7 +122,10 @@ def _container(deployment: PDDeployment, context: RenderContext) -> dict[str, An
             "image": deployment.spec.router.image or context.router_image,
             "imagePullPolicy": context.image_pull_policy,
             "command": [literal(word) for word in process.argv],
-            "env": [{"name": name, "value": literal(value)} for name, value in process.env.items()],
+            "env": [
+                *({"name": name, "value": literal(value)} for name, value in process.env.items()),
+                *_collector_headers(deployment),
+            ],
             "ports": [
                 {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
                 {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},
@@ -140,6 +144,16 @@ def _container(deployment: PDDeployment, context: RenderContext) -> dict[str, An
             "terminationMessagePolicy": "FallbackToLogsOnError",
         }
     )
+
+
+def _collector_headers(deployment: PDDeployment) -> list[dict[str, Any]]:
+    """By environment, where OpenTelemetry's exporter looks: on the command line everybody could read them."""
+    tracing = deployment.spec.router.tracing
+    reference = tracing.headers_secret_ref if tracing is not None else None
+    if reference is None:
+        return []
+    found = {"secretKeyRef": {"name": reference.name, "key": reference.key}}
+    return [{"name": COLLECTOR_HEADERS, "valueFrom": found}]
 
 
 def _labels(deployment: PDDeployment) -> dict[str, str]:

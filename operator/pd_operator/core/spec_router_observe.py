@@ -10,6 +10,7 @@ from pydantic import Field
 from pd_operator.core import fields
 from pd_operator.core.choices import LogFormat, LogLevel
 from pd_operator.core.fields import SpecModel
+from pd_operator.core.spec_engine import SecretKeyRef
 
 WHOLE = 100
 """Per cent; then every turn is traced."""
@@ -35,6 +36,11 @@ class RouterTracing(SpecModel):
         pattern=fields.COLLECTOR,
         description="The collector's base URL for OTLP over HTTP, such as http://collector.monitoring:4318. Its path, "
         "if any, is kept, and /v1/traces added.",
+    )
+    headers_secret_ref: SecretKeyRef | None = Field(
+        default=None,
+        description="Headers that the collector asks for, as NAME=VALUE pairs with commas between them "
+        "(OTEL_EXPORTER_OTLP_HEADERS), in a Secret of the same namespace. Routers read it when they start.",
     )
     sampling_percent: int = Field(
         default=WHOLE,

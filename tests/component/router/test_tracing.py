@@ -49,6 +49,7 @@ async def shared_collector() -> AsyncIterator[Collector]:
     await made.start()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        patch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-collector-key=canary-key")
         yield made
     await made.stop()
 
@@ -187,6 +188,14 @@ async def test_a_collector_that_is_away_costs_no_turn_and_no_stop(traced: Traced
     deployment.ended = True
     assert await deployment.router.stop() == 0
     assert time.monotonic() - begun < 30, "RouterProcess kills what takes too long"
+
+
+async def test_headers_that_the_collector_asks_for(traced: Traced, bench: Bench) -> None:
+    deployment = await traced()
+    await Talk(deployment, headers=bench.sampled).say()
+    await bench.spans(4)
+    assert set(bench.collector.headers) == {"canary-key"}
+    assert "canary-key" not in deployment.router.log
 
 
 async def test_the_log_names_the_trace(traced: Traced, bench: Bench) -> None:

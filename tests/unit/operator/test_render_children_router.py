@@ -185,3 +185,12 @@ def test_engines_demand_the_key_that_routers_send() -> None:
             [engine] = child["spec"]["template"]["spec"]["containers"]
             [variable] = [one for one in engine["env"] if one["name"] == "VLLM_API_KEY"]
             assert variable["valueFrom"] == {"secretKeyRef": SECRET}
+
+
+def test_the_collectors_headers_come_from_a_secret_and_stand_on_no_command_line() -> None:
+    tracing = {"endpoint": "http://c:4318", "headersSecretRef": {"name": "otlp", "key": "headers"}}
+    router = container(("spec.router.tracing", tracing))
+    reference = {"secretKeyRef": {"name": "otlp", "key": "headers"}}
+    assert router["env"] == [{"name": "OTEL_EXPORTER_OTLP_HEADERS", "valueFrom": reference}]
+    assert "otlp" not in {word for word in router["command"] if word != "http://c:4318"}
+    assert "env" not in container(("spec.router.tracing", {"endpoint": "http://c:4318"}))
