@@ -49,6 +49,8 @@ GAUGES: Final[Mapping[str, Rule]] = {
     "process_virtual_memory_bytes": Rule.SUM,
 }
 """By metric. Descriptors have a limit per process, so the process that is nearest to its own counts."""
+SEEN_BY_ALL: Final = frozenset({"pd_router_engine_incarnations"})
+"""Counters of what every worker sees happen: a sum would be as many times as there are workers."""
 _GOOD: Final = frozenset({("pd_router_engines", "ready"), ("pd_router_engine_breaker_state", "closed")})
 """Metric and state of which the least is the worst."""
 CUMULATIVE: Final = frozenset({"counter", "histogram", "summary"})
@@ -58,7 +60,7 @@ CUMULATIVE: Final = frozenset({"counter", "histogram", "summary"})
 def rule_of(name: str, kind: str, labels: Mapping[str, str]) -> Rule:
     """For one series of a metric."""
     if kind in CUMULATIVE:
-        return Rule.SUM
+        return Rule.MOST if name in SEEN_BY_ALL else Rule.SUM
     if name.endswith("_created") or (name, labels.get("state")) in _GOOD:
         return Rule.LEAST
     return GAUGES.get(name, Rule.MOST)

@@ -30,6 +30,7 @@ class MergedMetrics:
         self._last: dict[int, list[Metric]] = {}
         """By process, what it showed last."""
         self._ended: dict[Key, float] = {}
+        """What is missing from the pages of those that run, since others counted it."""
 
     def merge(self, own: bytes, pages: Mapping[int, bytes], alive: frozenset[int]) -> list[Metric]:
         """The metrics as of now.
@@ -48,10 +49,21 @@ class MergedMetrics:
 
     def _retire(self, page: Sequence[Metric]) -> None:
         for metric in page:
-            if metric.type in CUMULATIVE:
-                for sample in metric.samples:
-                    key = _key(sample)
-                    self._ended[key] = self._ended.get(key, 0.0) + sample.value
+            if metric.type not in CUMULATIVE:
+                continue
+            for sample in metric.samples:
+                key = _key(sample)
+                missing = sample.value
+                if rule_of(metric.name, metric.type, sample.labels) is Rule.MOST:
+                    missing = max(0.0, sample.value - max(self._shown(metric.name, key), default=0.0))
+                self._ended[key] = self._ended.get(key, 0.0) + missing
+
+    def _shown(self, name: str, key: Key) -> Iterator[float]:
+        """One series on the pages of those that run."""
+        for page in self._last.values():
+            for metric in page:
+                if metric.name == name:
+                    yield from (sample.value for sample in metric.samples if _key(sample) == key)
 
     def _merged(self, pages: Sequence[Sequence[Metric]]) -> Iterator[Metric]:
         heads: dict[str, Metric] = {}
@@ -62,24 +74,26 @@ class MergedMetrics:
                 series = found.setdefault(metric.name, {})
                 for sample in metric.samples:
                     series.setdefault(_key(sample), []).append(sample.value)
+        # An engine that left takes its series along; should its name come back, it begins anew.
+        live = {key for series in found.values() for key in series}
+        self._ended = {key: value for key, value in self._ended.items() if key in live or "engine" not in dict(key[1])}
         ended = dict(self._ended)
         for name, series in found.items():
             head = heads[name]
             merged = Metric(name, head.documentation, head.type)
             for (full, labels), values in series.items():
                 rule = rule_of(name, head.type, dict(labels))
-                before = ended.pop((full, labels), 0.0) if rule is Rule.SUM else 0.0
-                merged.add_sample(full, dict(labels), combine(rule, [*values, before] if before else values))
+                merged.add_sample(full, dict(labels), combine(rule, values) + ended.pop((full, labels), 0.0))
             if head.type in CUMULATIVE:
                 self._add_ended(merged, ended)
             yield merged
 
     @staticmethod
     def _add_ended(merged: Metric, ended: Mapping[Key, float]) -> None:
-        """Series that only ended workers had; not those of engines, which may have left meanwhile."""
+        """Series that only ended workers had."""
         names = {f"{merged.name}{suffix}" for suffix in ("", "_total", "_count", "_sum", "_bucket")}
         for (sample, labels), value in ended.items():
-            if sample in names and "engine" not in dict(labels):
+            if sample in names:
                 merged.add_sample(sample, dict(labels), value)
 
 

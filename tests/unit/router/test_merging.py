@@ -64,6 +64,7 @@ class Process:
         self.registry = CollectorRegistry()
         self.count = Counter("pd_router_requests", "Requests", ["api", "status"], registry=self.registry)
         self.legs = Counter("pd_router_engine_legs", "Legs", ["engine"], registry=self.registry)
+        self.breaks = Counter("pd_router_engine_incarnations", "Breaks", ["engine"], registry=self.registry)
         self.time = Histogram("pd_router_ttft_seconds", "Time", buckets=(0.1, 1.0), registry=self.registry)
         self.busy = Gauge("pd_router_inflight", "Turns", registry=self.registry)
         self.ready = Gauge("pd_router_engine_ready", "1", ["engine"], registry=self.registry)
@@ -123,6 +124,40 @@ def test_a_counter_does_not_go_back_when_a_worker_ends() -> None:
     successor.count.labels("chat", "200").inc(2)
     found = shown(merged.merge(NOTHING, {2: successor.page}, frozenset({2})))
     assert found['pd_router_requests_total{api="chat",status="200"}'] == 13
+
+
+def test_what_every_worker_sees_happen_once_happened_once() -> None:
+    merged, numbers = MergedMetrics(), iter(range(9))
+    workers = {next(numbers): Process() for _ in range(2)}
+
+    def seen_by_all() -> float:
+        for worker in workers.values():
+            worker.breaks.labels("d1").inc()
+        return shown_now()
+
+    def shown_now() -> float:
+        pages = {number: worker.page for number, worker in workers.items()}
+        found = shown(merged.merge(NOTHING, pages, frozenset(workers)))
+        return found['pd_router_engine_incarnations_total{engine="d1"}']
+
+    assert [seen_by_all() for _ in range(5)] == [1, 2, 3, 4, 5]
+    for total in (6, 7, 8):
+        # One after the other is replaced, and begins at 0.
+        del workers[min(workers)]
+        workers[next(numbers)] = Process()
+        assert shown_now() == total - 1
+        assert seen_by_all() == total
+
+
+def test_an_engine_that_comes_back_begins_anew() -> None:
+    merged, one = MergedMetrics(), Process()
+    one.legs.labels("d1").inc(7)
+    merged.merge(NOTHING, {0: one.page}, frozenset({0}))
+    merged.merge(NOTHING, {1: Process().page}, frozenset({1}))
+    back = Process()
+    back.legs.labels("d1").inc()
+    found = shown(merged.merge(NOTHING, {2: back.page}, frozenset({2})))
+    assert found['pd_router_engine_legs_total{engine="d1"}'] == 1
 
 
 def test_a_worker_that_does_not_answer_counts_with_what_it_showed_last() -> None:
