@@ -246,7 +246,7 @@ async def test_messages(pair: Pair, claude: anthropic.AsyncAnthropic) -> None:
     messages: list[Any] = [user(pair.text(WORDS))]
     for turn in range(4):
         raw = await claude.messages.with_raw_response.create(
-            model="tiny", messages=messages, max_tokens=24, temperature=0
+            model="tiny", messages=messages, max_tokens=24, extra_body={"temperature": 0}
         )
         answer, decision = raw.parse(), await pair.decision(raw.headers["x-request-id"])
         assert "kv_transfer_params" not in raw.text
@@ -265,7 +265,8 @@ async def test_streamed_messages(pair: Pair, claude: anthropic.AsyncAnthropic) -
     """They use what a whole answer left, and leave nothing themselves: the release's streams carry no handle."""
     messages: list[Any] = [user(pair.text(WORDS))]
     for turn in range(3):
-        how: dict[str, Any] = {"model": "tiny", "messages": messages, "max_tokens": 24, "temperature": 0}
+        how: dict[str, Any] = {"model": "tiny", "messages": messages, "max_tokens": 24}
+        how["extra_body"] = {"temperature": 0}
         if turn == 0:
             raw = await claude.messages.with_raw_response.create(**how)
             answer, request_id = raw.parse(), raw.headers["x-request-id"]

@@ -20,6 +20,13 @@ _CONTENT: Final = "a string or a list of blocks, each an object with a type that
 _SYSTEM: Final = "a string or a list of text blocks"
 _BILLING: Final = "x-anthropic-billing-header"
 _CACHE_MARK: Final = "cache_control"
+_IGNORED: Final = frozenset(
+    {
+        *(_CACHE_MARK, "context_management", "diagnostics", "inference_geo", "speed"),
+        *("user_profile_id", "workspace_id"),
+    }
+)
+"""Options of Anthropic's own service, which engines do not read; some change from turn to turn."""
 _MEDIA: Final = frozenset({"image", "document"})
 
 
@@ -123,7 +130,7 @@ def scope_side(body: Mapping[str, Any]) -> dict[str, Any]:
         raise bad_field("system", _SYSTEM)
     if type(made.get("tools")) is list:
         made["tools"] = [_without_marks(tool) for tool in made["tools"]]
-    return {name: value for name, value in made.items() if value not in ({}, "")}
+    return {name: value for name, value in made.items() if name not in _IGNORED and value not in ({}, "")}
 
 
 def _has_media(blocks: list[dict[str, Any]]) -> bool:

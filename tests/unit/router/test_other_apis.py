@@ -180,6 +180,7 @@ def test_results_of_tools_are_told_apart() -> None:
         ({"tool_choice": {"type": "auto"}}, {}),
         ({"metadata": {"user_id": "a"}}, {"metadata": {"user_id": "b"}}),
         ({"max_tokens": 9}, {"max_tokens": 10}),
+        (MARK, {"diagnostics": {"previous_message_id": "msg_1"}, "speed": "fast"}),
     ],
 )
 def test_one_scope(one: dict[str, Any], other: dict[str, Any]) -> None:
