@@ -34,7 +34,7 @@ from pd_router.shell.request_reader import Request
 from pd_router.shell.responder import Responder
 from pd_router.shell.store_metrics import SharedStoreMetrics, StoreCollector
 from pd_router.shell.stores import make_keyring, make_store
-from pd_router.shell.tls import HANDSHAKE_SECONDS
+from pd_router.shell.tls_listener import TlsListener
 from pd_router.shell.transfer_metrics import TransferCollector
 from pd_router.shell.turn import Turn
 from pd_router.shell.upstream import EnginePool
@@ -120,7 +120,7 @@ class Router:
         )
         self.admin = Admin(settings.admin, self.pages.read_soon)
         self._started = time.time()
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsListener | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[int, int]:
@@ -134,15 +134,18 @@ class Router:
 
     async def listen(self) -> int:
         """Take connections from here on. Returns the port. Raises OSError."""
-        self._server = await self._loop.create_server(
-            lambda: ClientConnection(self.state, time.monotonic),
-            self.settings.listen.host,
-            self.settings.listen.port,
-            backlog=BACKLOG,
-            reuse_port=self._is_worker or None,
-            ssl=self._guard.listener_context,
-            ssl_handshake_timeout=HANDSHAKE_SECONDS if self._guard.listener is not None else None,
-        )
+        host, port = self.settings.listen.host, self.settings.listen.port
+
+        def make() -> ClientConnection:
+            return ClientConnection(self.state, time.monotonic)
+
+        if (context := self._guard.listener_context) is not None:
+            self._server = TlsListener(self.state, make, context)
+            await self._server.start(host, port, BACKLOG, self._is_worker)
+        else:
+            self._server = await self._loop.create_server(
+                make, host, port, backlog=BACKLOG, reuse_port=self._is_worker or None
+            )
         return int(self._server.sockets[0].getsockname()[1])
 
     async def begin(self) -> None:

@@ -14,8 +14,6 @@ from pd_router.core.access import Tls
 from pd_router.shell.exchange import Address
 from pd_router.shell.watched_file import WatchedFile
 
-HANDSHAKE_SECONDS = 5.0
-"""A client that connects and says nothing holds a descriptor for so long: it is not counted as a connection yet."""
 _ALPN = ["http/1.1"]
 
 

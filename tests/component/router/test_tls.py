@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -15,7 +16,7 @@ import pytest_asyncio
 import trustme
 
 from support.chat import TEXT
-from support.fake_engine import ConnectorConfig, EngineConfig, Fabric, FakeEngine
+from support.fake_engine import Behaviour, ConnectorConfig, EngineConfig, Fabric, FakeEngine, Gate
 from support.legs import events_of
 from support.router_process import RouterFailed, RouterProcess
 from support.tls_front import TlsFront
@@ -299,3 +300,55 @@ async def test_files_of_no_use_are_told_at_the_start(bench: Bench, flags: list[s
         await bench.router(*[flag.format(bench.folder) for flag in flags], tls=False)
     assert "status 2" in str(caught.value)
     assert words in str(caught.value)
+
+
+async def test_a_crowd_that_says_nothing_leaves_room_for_the_rest(bench: Bench) -> None:
+    """It never comes to a handshake, and takes descriptors all the same."""
+    router = await bench.router()
+    resource.prlimit(router.pid, resource.RLIMIT_NOFILE, (256, 256))
+    crowd = []
+    try:
+        for _ in range(300):
+            crowd.append(await asyncio.open_connection("127.0.0.1", router.port))
+
+        async def refused() -> bool:
+            return "client connections are refused" in router.log
+
+        await until(refused)
+        await router.wait_ready()
+    finally:
+        for _, writer in crowd:
+            writer.transport.abort()
+    await until(lambda: _shakes(router, trusting(bench.ca)))
+    await ask(router, trusting(bench.ca))
+
+
+async def test_a_client_that_says_nothing_is_not_waited_for(bench: Bench) -> None:
+    router = await bench.router()
+    reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+    async with asyncio.timeout(30):
+        assert await reader.read() == b""
+    writer.close()
+
+
+async def test_sigterm_lets_a_stream_over_tls_finish(bench: Bench) -> None:
+    router = await bench.router()
+    gate = Gate(2)
+    bench.engines[1].next(Behaviour(gate=gate))
+    running = asyncio.create_task(ask(router, trusting(bench.ca), {**BODY, "stream": True}))
+    await gate.reached.wait()
+    router.terminate()
+
+    async def refused() -> bool:
+        return not await _shakes(router, trusting(bench.ca))
+
+    await until(refused)
+    gate.open()
+    assert events_of(await running)[-1] == "[DONE]"
+    assert await router.wait() == 0
+
+
+async def test_a_port_that_is_taken(bench: Bench) -> None:
+    router = await bench.router()
+    with pytest.raises(RouterFailed, match="cannot listen"):
+        await bench.router(f"--listen=127.0.0.1:{router.port}")
