@@ -206,10 +206,12 @@ def choose_rank(key: str, rank: int | None, ranks: Collection[int], loads: Loads
 
     Args:
         rank: that of the holder, whose prefix cache has the conversation.
-        ranks: all that the engine is known to have.
+        ranks: all that the engine is known to have. Without rank 0, or with one alone, nothing is pinned: behind an
+            external or hybrid balancer an address has a part of the ranks, and vLLM counts those from 0 and refuses a
+            number beyond them.
         bound: turns pinned to the holder's rank beyond those of the least loaded one.
     """
-    if rank is None:
+    if rank is None or len(ranks) < 2 or 0 not in ranks:
         return None
     least = min((loads.turns(rank_key(key, other)) for other in ranks), default=0)
     return rank if loads.turns(rank_key(key, rank)) - least <= bound else None

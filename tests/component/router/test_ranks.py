@@ -93,6 +93,19 @@ async def test_a_rank_that_is_too_busy_is_left_to_the_engine(deploy: Any) -> Non
     assert [asked(turn) for turn in await asyncio.gather(*busy)] == ["0", "0"]
 
 
+@pytest.mark.parametrize(("ranks", "first"), [(1, 3), (2, 4)], ids=["external balancer", "hybrid balancer"])
+async def test_an_address_with_a_part_of_the_ranks_is_not_asked_for_one(deploy: Any, ranks: int, first: int) -> None:
+    # vLLM counts the ranks of an address from 0 there and refuses a number beyond them; the handle has the global one.
+    deployment = await deploy(Spec(decodes=2, engine=(("ranks", ranks), ("first_rank", first))))
+    talks = [Talk(deployment) for _ in range(6)]
+    for talk in talks:
+        await talk.say()
+    for talk in talks:
+        turn = await talk.say("Go on.")
+        assert asked(turn) is None
+        assert turn.pulled > 100
+
+
 async def test_a_restarted_engine_is_not_asked_for_the_rank_of_the_one_before(deploy: Any) -> None:
     deployment = await deploy(Spec(engine=(("ranks", 2),)), breaks=True)
     talk = Talk(deployment)

@@ -95,6 +95,8 @@ class EngineConfig:
     name: str | None = None
     side_channel: tuple[str, int] | None = None
     ranks: int = 1
+    first_rank: int = 0
+    """Number of the first rank: behind an external or hybrid balancer an address has a part of all."""
 
 
 class FakeEngine:
@@ -259,6 +261,13 @@ class FakeEngine:
         host, port = self._side_channel
         count = self.config.ranks
         return [
-            Connector(self.config.connector, self.fabric, host, port + rank, self.name, rank if count > 1 else None)
+            Connector(
+                self.config.connector,
+                self.fabric,
+                host,
+                port + rank,
+                self.name,
+                self.config.first_rank + rank if count > 1 or self.config.first_rank else None,
+            )
             for rank in range(count)
         ]

@@ -208,17 +208,28 @@ def test_pairs_in_quarantine_are_used_only_when_there_is_nothing_better(
 
 
 @pytest.mark.parametrize(
-    ("rank", "turns", "pinned"),
-    [(None, {}, None), (1, {}, 1), (1, {1: 4}, 1), (1, {1: 5}, None), (1, {1: 9, 0: 5}, 1), (0, {1: 9}, 0)],
+    ("rank", "turns", "ranks", "pinned"),
+    [
+        (None, {}, {0, 1}, None),
+        (1, {}, {0, 1}, 1),
+        (1, {1: 4}, {0, 1}, 1),
+        (1, {1: 5}, {0, 1}, None),
+        (1, {1: 9, 0: 5}, {0, 1}, 1),
+        (0, {1: 9}, {0, 1}, 0),
+        (1, {}, {1}, None),
+        (0, {}, {0}, None),
+        (5, {}, {4, 5, 6}, None),
+        (1, {}, set(), None),
+    ],
 )
 def test_a_turn_goes_back_to_its_rank_within_the_bound(
-    rank: int | None, turns: dict[int, int], pinned: int | None
+    rank: int | None, turns: dict[int, int], ranks: set[int], pinned: int | None
 ) -> None:
     loads = Loads()
     for number, count in turns.items():
         for _ in range(count):
             loads.open(rank_key("d", number))
-    assert choose_rank("d", rank, {0, 1}, loads, 4) == pinned
+    assert choose_rank("d", rank, ranks, loads, 4) == pinned
 
 
 def test_an_engine_that_left_takes_its_ranks_along() -> None:

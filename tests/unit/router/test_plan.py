@@ -66,7 +66,7 @@ def planned(
     **view: Any,
 ) -> Plan:
     prepared = prepared or turn()
-    seen = View(D, P, loads or Loads(), **view)
+    seen = View(D, P, loads or Loads(), **{"ranks": {"d1": {0, 1}}, **view})
     return plan(prepared, decision or found(prepared), seen, overload=4, bypass=bypass)
 
 
@@ -137,7 +137,7 @@ def test_the_rank_is_the_holders_while_it_is_that_process(kept: Entry, loads: di
         for _ in range(count):
             busy.open(rank_key("d1", number))
     prepared = turn()
-    assert planned(prepared, found(prepared, kept), busy, ranks={"d1": {0, 1}}).rank == rank
+    assert planned(prepared, found(prepared, kept), busy).rank == rank
 
 
 def test_one_leg_needs_no_prefill() -> None:
