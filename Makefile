@@ -59,6 +59,10 @@ lint: $(STAMP) ## ruff, mypy strict, import contracts
 fuzz: $(STAMP) ## 1.2 million damaged requests, bodies and streams for the router, with progress (minutes)
 	$(BIN)/python tests/fuzz/run.py
 
+chaos: $(STAMP) ## ten minutes of engines that die, hang and come back under 32 conversations, then a rolling restart
+	$(BIN)/python tests/perf/chaos.py --minutes 10 --seed $${SEED:-1}
+	$(BIN)/python tests/perf/rolling_restart.py
+
 perf-router: $(STAMP) ## CPU per streamed turn: ours, vllm-router and vLLM's example proxy, side by side
 	$(BIN)/python tests/perf/router.py
 
@@ -82,4 +86,4 @@ lock: ## pin requirements/ again from pyproject.toml (hashes, no addresses)
 	  $(COMPILE) --constraint requirements/engine-cpu.txt pyproject.toml --extra $$part $$more -o requirements/image-$$part.txt; \
 	done
 
-.PHONY: fuzz help install demo test test-fast cluster-binaries store-server promtool test-cluster lint perf-router crds metrics chart lock
+.PHONY: chaos fuzz help install demo test test-fast cluster-binaries store-server promtool test-cluster lint perf-router crds metrics chart lock
