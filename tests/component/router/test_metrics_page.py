@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
 
 from support import promtool
 from support.chat import Talk
@@ -17,7 +18,8 @@ from support.pod_deployment import PodDeployment
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `([a-z_]+)` \| (?:counter|gauge|histogram) ", re.MULTILINE)
-LISTED = set(ROW.findall(PAGE.partition("## Operator")[0]))
+ROUTER_PART = PAGE.partition("## Operator")[0].partition("## Router")[2]
+LISTED = set(ROW.findall(ROUTER_PART))
 
 
 async def exposed(url: str) -> set[str]:
@@ -29,6 +31,26 @@ async def exposed(url: str) -> set[str]:
 async def test_a_router_in_a_cluster_exposes_what_is_listed(pods: PodDeployment) -> None:
     await Talk(pods).say()
     assert await exposed(pods.router.admin_url) == LISTED
+
+
+async def test_series_have_the_labels_that_are_listed(pods: PodDeployment) -> None:
+    talk = Talk(pods, stream=True)
+    await talk.say()
+    await talk.say("Go on.")
+    async with aiohttp.ClientSession() as session, session.get(pods.router.admin_url + "/metrics") as response:
+        page = await response.text()
+    listed = {
+        name: set(re.findall(r"`(\w+)`", labels))
+        for name, labels in re.findall(r"^\| `([a-z_]+)` \| \w+ \| (.*?) \| ", ROUTER_PART, re.MULTILINE)
+    }
+    seen = 0
+    for family in text_string_to_metric_families(page):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        for sample in family.samples:
+            if not sample.name.endswith("_created"):
+                assert set(sample.labels) - {"le"} == listed[name], sample
+                seen += 1
+    assert seen > 200
 
 
 async def test_prometheus_has_nothing_against_the_names(pods: PodDeployment) -> None:

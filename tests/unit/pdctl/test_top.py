@@ -118,9 +118,9 @@ def test_of_several_routers_the_worst_view_of_an_engine_counts() -> None:
     assert (found.turns, found.routers) == (20, 2)
 
 
-def text_of(found: Figures, trouble: str = "") -> str:
+def text_of(found: Figures, trouble: str = "", width: int = 160) -> str:
     out = io.StringIO()
-    Console(file=out, width=160).print(screen(found, trouble))
+    Console(file=out, width=width).print(screen(found, trouble))
     return out.getvalue()
 
 
@@ -136,6 +136,15 @@ def test_the_table_says_it() -> None:
     ):
         assert words in text
     assert "–" in text_of(figures(Window(None, look("")), [], {}))
+
+
+def test_a_narrow_terminal_cuts_nothing() -> None:
+    engine = member(engine="qwen3-32b-decode-0", breaker="half_open", turns=123_456, prefill_tokens=1_234_567)
+    text = text_of(figures(Window(None, look(PAGE)), [[engine]], {"qwen3-32b-decode-0": 0.25}), width=80)
+    assert "…" not in text
+    for figure in ("123456", "1,234,567", "25%"):
+        assert figure in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_window_slides() -> None:

@@ -11,6 +11,8 @@ from rich.text import Text
 from pdctl.core.top_figures import Engine, Figures, Latency
 
 MOST_DROPS = 6
+TEXT = frozenset({"", "time", "reuse", "why turns left", "engine", "state"})
+"""Titles of columns that hold no figures."""
 NAMES = {
     "queue": "queue",
     "prefill": "prefill",
@@ -77,12 +79,12 @@ def _tokens(figures: Figures) -> Text:
 
 def _engines(figures: Figures) -> Table:
     table = _table(
-        "engine", "role", "state", "turns", "prefill tokens", "KV used", "handles", "pinned tokens", "ok", "failed"
+        *("", "engine", "state", "turns", "prefill\ntokens", "KV\nused", "handles", "pinned\ntokens", "ok", "failed")
     )
     for one in figures.engines:
         table.add_row(
+            one.role[:1].upper(),
             one.engine,
-            one.role,
             _state(one),
             str(one.turns),
             f"{one.prefill_tokens:,}",
@@ -115,7 +117,7 @@ def _times(latency: Latency) -> Iterator[str]:
 
 def _table(*titles: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    text = {"time", "reuse", "why turns left", "engine", "role", "state"}
     for title in titles:
-        table.add_column(title, justify="left" if title in text else "right", no_wrap=True)
+        wraps = title in ("engine", "state")  # what may be long; figures are never cut
+        table.add_column(title, justify="left" if title in TEXT else "right", no_wrap=not wraps, overflow="fold")
     return table
