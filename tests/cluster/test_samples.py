@@ -248,10 +248,11 @@ def test_an_engine_too_many_is_named_with_what_it_lacks(sample: Sample) -> None:
     serving.patch(NAME, {"decode": {"replicas": 2}})
 
     def look() -> dict[str, Any] | None:
-        found = serving.condition(NAME, "DecodeReady")
+        found = serving.condition(NAME, "Progressing")
         return found if found.get("reason") == "Unschedulable" else None
 
     message = eventually("the condition says it", look, PATIENCE)["message"]
+    assert serving.condition(NAME, "Ready")["status"] == "True", "the other engines serve"
     assert f"{NAME}-decode-1" in message
     assert f"Insufficient {EFA}" in message or f"Insufficient {GPU}" in message
     serving.patch(NAME, {"decode": {"replicas": 1}})
