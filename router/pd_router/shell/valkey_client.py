@@ -99,6 +99,8 @@ class ValkeyClient:
         self._keeper: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._last_kind: Kind | None = None
+        self._strikes = 0
+        """Times in a row that operations failed on a server that answers probes."""
         self.up = False
         """Whether operations are sent."""
 
@@ -129,7 +131,9 @@ class ValkeyClient:
                 yield link
                 self._idle.append(link)
                 link = None
-        except (exceptions.RedisError, OSError, TimeoutError) as error:
+                self._strikes = 0
+        except Exception as error:
+            # Whatever it is, a turn goes on without the store.
             if isinstance(error, exceptions.OutOfMemoryError) and link is not None:
                 self._idle.append(link)  # an answer like any other
                 link = None
@@ -150,6 +154,7 @@ class ValkeyClient:
 
     def _down(self, failure: StoreFailed) -> None:
         self.up = False
+        self._strikes += 1
         self._metrics.up.set(0)
         self._last_kind = failure.kind
         self._wake.set()
@@ -173,6 +178,7 @@ class ValkeyClient:
             "password": _password(settings.password_file),
             "driver_info": None,
             "protocol": 2,
+            "socket_keepalive": True,
         }
         connection = (
             SSLConnection(**common, ssl_ca_certs=settings.ca_file or None) if target.tls else Connection(**common)
@@ -188,31 +194,35 @@ class ValkeyClient:
 
     async def _keep(self) -> None:
         """Connect, look from time to time whether the server is there, connect again."""
-        failures, delay = 0, 0.0
+        failures = 0
         while True:
             self._wake.clear()
             failure = await self._probe()
             if failure is None:
                 failures = 0
-                if not self.up:
-                    self.up = True
-                    self._metrics.up.set(1)
-                    log.info("handle store %s is up", self._where)
-            else:
-                if self.up:
-                    self._down(failure)
-                elif self._last_kind is not failure.kind:
-                    self._last_kind = failure.kind
-                    log.warning("handle store %s is not usable: %s: %s", self._where, failure.kind, failure)
-                await self._drop_idle()
-                delay = min(MAX_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2.0 ** min(failures, 16)) * random.uniform(0.5, 1)
-                failures += 1
+                await self._while_up()
+                continue
             if self.up:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(PROBE_SECONDS):
-                        await self._wake.wait()  # a turn's failure: find out at once whether it is over
-            else:
-                await asyncio.sleep(delay)
+                self._down(failure)
+            elif self._last_kind is not failure.kind:
+                self._last_kind = failure.kind
+                log.warning("handle store %s is not usable: %s: %s", self._where, failure.kind, failure)
+            await self._drop_idle()
+            await asyncio.sleep(_pause(failures))
+            failures += 1
+
+    async def _while_up(self) -> None:
+        """Let turns use the store until the next probe is due, or an operation has failed."""
+        if not self.up:
+            self.up = True
+            self._metrics.up.set(1)
+            log.info("handle store %s is up", self._where)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PROBE_SECONDS):
+                await self._wake.wait()
+        if not self.up and self._strikes > 1:
+            # Not a moment's trouble: it answers probes and is too slow for the rest.
+            await asyncio.sleep(_pause(self._strikes - 2))
 
     async def _probe(self) -> StoreFailed | None:
         """Whether the server can be written to now."""
@@ -225,7 +235,7 @@ class ValkeyClient:
                     return StoreFailed(Kind.READ_ONLY, "it is a replica")
                 self._idle.append(link)
                 link = None
-        except (exceptions.RedisError, OSError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001 - the top of the task: without it the store would stay down for ever
             return failure_of(error)
         finally:
             if link is not None:
@@ -239,6 +249,11 @@ class ValkeyClient:
     @property
     def _where(self) -> str:
         return f"{self._target.host}:{self._target.port}"
+
+
+def _pause(failures: int) -> float:
+    """Seconds before the next probe, at random so that routers do not come all at once."""
+    return min(MAX_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2.0 ** min(failures, 16)) * random.uniform(0.5, 1.0)
 
 
 def failure_of(error: Exception) -> StoreFailed:

@@ -144,24 +144,21 @@ class ValkeyStore:
                 answer = await link.call(
                     _OPEN, names, (start, self._ttl_ms, NEWEST_TURN_MS, self._max_bytes + _HEAD_BYTES)
                 )
-                run = link.run
+                turn, era, server_ms, place, age, sent_age, value, expired, damaged = answer
+                ticket = Ticket(link.run, int(era), int(server_ms), self._now()) if turn else None
+                key, written = (keys[place - 1], bytes(value)) if place else (b"", b"")
         except StoreFailed:
             return _WITHOUT
-        turn, era, server_ms, place, age, sent_age, value, expired, damaged = answer
-        ended = self._now()
         self._fates[Fate.EXPIRED] += expired
         if damaged:
             self._damaged(damaged)
-        ticket = Ticket(run, int(era), int(server_ms), ended) if turn else None
         if not turn:
-            self._client.failed(
-                "open", StoreFailed(FailureKind.OUT_OF_MEMORY, "the server has no memory left (maxmemory)")
-            )
+            self._client.failed("open", StoreFailed(FailureKind.OUT_OF_MEMORY, "no memory for a turn's number"))
         if not place:
             return Opened(turn, None, ticket)
         # The earliest moments that fit: the ages were counted after the question left, in ms that were cut off.
-        entry = self._read(value, turn, began - (age + 1) / 1000, began - (sent_age + 1) / 1000)
-        return Opened(turn, None if entry is None else Found(entry, keys[place - 1]), ticket)
+        entry = self._read(written, turn, began - (age + 1) / 1000, began - (sent_age + 1) / 1000)
+        return Opened(turn, None if entry is None else Found(entry, key), ticket)
 
     def _read(self, value: bytes, turn: int, arrived: float, sent: float) -> Entry | None:
         try:
@@ -200,10 +197,10 @@ class ValkeyStore:
                     [start + b"k" + name for name in names],
                     (start, self._ttl_ms, entry.turn, ticket.era, arrived_ms, value),
                 )
+                outcome = PutResult(result.decode())
         except StoreFailed:
             return PutResult.UNAVAILABLE
         self._fates[Fate.OVERWRITTEN] += overwritten
-        outcome = PutResult(result.decode())
         if outcome is PutResult.LATE:
             return self._late()
         if outcome is PutResult.EXPIRED:

@@ -276,7 +276,7 @@ async def test_a_router_believes_pods_for_what_was_before_its_time(tmp_path: Pat
 
 async def _wait_up(deployment: PodDeployment) -> None:
     async def up() -> bool:
-        return (await deployment.metrics())["pd_router_handle_store_up"] == 1
+        return bool((await deployment.metrics())["pd_router_handle_store_up"])
 
     await until(up, 30.0)
 

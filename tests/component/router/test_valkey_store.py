@@ -14,6 +14,7 @@ import pytest_asyncio
 import trustme
 
 from pd_router.core.store import Fate, Opened, PutResult
+from pd_router.shell.valkey_client import Link
 from support.redis_server import RedisServer
 from support.valkey_bench import ValkeyBench, written
 from support.waiting import until
@@ -213,6 +214,43 @@ async def test_a_server_that_hangs_costs_one_timeout(make: Make, start_server: A
     assert found is not None
     assert found.entry.arrived <= arrived + 0.01
     assert bench.count("failures_total", operation="put", kind="timeout") == 1
+
+
+async def test_a_server_that_answers_probes_and_nothing_else_costs_ever_less(make: Make, start_server: Any) -> None:
+    server = await start_server()
+    store = await make(server, timeout=0.05)
+    bench = bench_of(store)
+    await store.leave(ID_A)
+    with server.client() as client:
+        client.execute_command("CLIENT", "PAUSE", 600_000, "WRITE")
+        for _ in range(80):
+            assert await store.found(ID_A) is None
+            await asyncio.sleep(0.01)
+        tried = bench.count("failures_total", operation="open", kind="timeout")
+        assert 2 <= tried <= 12
+        assert bench.count("skipped_total", operation="open") == 80 - tried
+        client.execute_command("CLIENT", "UNPAUSE")
+    await bench.wait_up()
+    await store.leave(ID_B)
+    assert await store.found(ID_B) is not None
+
+
+async def test_an_answer_that_is_none_is_a_miss(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something that speaks the protocol and is no server of handles."""
+    store = await make()
+    opened = await store.open(ID_A)
+    for answer in ([], [1, 2], b"OK", None, [1, b"x", b"y", 0, 0, 0, None, 0, 0], [1, b"1", b"1", 1, 0, 0, None, 0, 0]):
+
+        async def call(*_: Any, answer: Any = answer) -> Any:
+            return answer
+
+        monkeypatch.setattr(Link, "call", call)
+        assert await store.open(ID_A) == Opened(0, None)
+        assert await store.put(opened, [ID_A]) is PutResult.UNAVAILABLE
+        await store.forget(ID_A)
+        await bench_of(store).wait_up()
+    monkeypatch.undo()
+    assert await store.leave(ID_A) is PutResult.STORED
 
 
 async def test_a_put_that_is_carried_out_after_its_time_keeps_nothing(make: Make) -> None:

@@ -146,7 +146,7 @@ class StoreBehaviour:
     async def test_a_handle_is_taken_once_by_any_of_its_keys(self) -> None:
         for wanted in (ID_A, HISTORY_1):
             store = await self.begin()
-            more = {"tokens": 77, "x": {"y": [1, None]}}
+            more: dict[str, Any] = {"tokens": 77, "x": {"y": [1, None]}}
             assert await store.put(await store.open(ID_A), [HISTORY_1, ID_A], **more) is PutResult.STORED
             found = (await store.open(HISTORY_2, wanted)).found
             assert found is not None
