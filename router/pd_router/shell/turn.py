@@ -267,7 +267,8 @@ class Turn:
         params = prefilled.params if prefilled is not None else None
         if responder.gone and params is None:
             return
-        body = prepared.decode_body(params, retain=await self._keeper.may_retain(prepared, prefilled))
+        retain = params is not None and await self._keeper.may_retain(prepared, prefilled)
+        body = prepared.decode_body(params, retain=retain)
         headers = self._record.began(ROLE_DECODE, decode, self._request.headers)
         head = request_head(self._request.path, decode, headers, self._request_id, len(body), planned.rank)
         wait = timeouts.first_byte if prepared.stream else timeouts.answer
