@@ -120,6 +120,7 @@ WELL: Final[Mapping[str, str]] = {
     TURNS: flat(3),
     LEGS: grows(600),
     RESTARTS: flat(1),
+    router("worker_restarts_total"): flat(1),
     router("stale_files"): flat(0),
 }
 NO_ROUTER: Final = dict.fromkeys((name for name in WELL if name.startswith("pd_router_")), "")
@@ -170,6 +171,7 @@ FIRING: Final = [
     Case("PDPairQuarantined", {QUARANTINE: "1 1 1 1 1 0.5 0.5 " * (MINUTES // 7)}),
     Case("PDEngineStuck", {LEGS: f"{grows(600, 30)} {flat(18000, MINUTES)}"}),
     Case("PDEnginesRestart", {RESTARTS: grows(0.1)}),
+    Case("PDRouterWorkersEnd", {router("worker_restarts_total"): grows(0.1)}),
     Case("PDFilesStale", {router("stale_files"): flat(1)}),
 ]
 
