@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
+import yaml
 
 from pd_operator.core.crd import custom_resource_definition
 from pd_operator.core.problems import SpecError
@@ -31,6 +33,33 @@ def children(raw: dict[str, Any]) -> tuple[dict[str, Any], ...]:
 def test_examples(name: str, version: str) -> None:
     for child in children(example(name)):
         kubernetes_validate.validate(child, version, strict=True)
+
+
+@each_version
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*/*.yaml")), ids=lambda path: path.parent.name)
+def test_what_lies_beside_the_examples(path: Path, version: str) -> None:
+    documents = [one for one in yaml.safe_load_all(path.read_text(encoding="utf-8")) if one is not None]
+    assert documents
+    for document in documents:
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_the_sample_server_is_the_one_of_the_sample() -> None:
+    """Equal names, keys and ports; and what the server says of itself is what handles need."""
+    deployment_, service, policy = yaml.safe_load_all((EXAMPLES / "shared-store" / "valkey.yaml").read_text("utf-8"))
+    store = example("shared-store")["spec"]["router"]["handleStore"]["valkey"]
+    host, port = store["url"].removeprefix("valkey://").split(":")
+    assert (service["metadata"]["name"], str(service["spec"]["ports"][0]["port"])) == (host, port)
+    pod = deployment_["spec"]["template"]
+    for selector in (service["spec"]["selector"], policy["spec"]["podSelector"]["matchLabels"]):
+        assert selector.items() <= pod["metadata"]["labels"].items()
+    secrets = [volume["secret"] for volume in pod["spec"]["volumes"] if "secret" in volume]
+    assert [(one["secretName"], [item["key"] for item in one["items"]]) for one in secrets] == [
+        (store["passwordSecretRef"]["name"], [store["passwordSecretRef"]["key"]])
+    ]
+    [command] = pod["spec"]["containers"][0]["args"]
+    assert "--maxmemory-policy volatile-ttl" in command
+    assert '--save "" --appendonly no' in command
 
 
 @each_version
