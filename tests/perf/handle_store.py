@@ -156,7 +156,9 @@ async def shared(count: int, rounds: int, tokens: int) -> None:
         )
         numbers = random.Random(3).sample(range(1, stored + 1), min(stored, 4 * rounds))
         mine, foreign = numbers[:rounds], numbers[rounds : 2 * rounds]
+        cpu = time.process_time()
         hits, misses = await _paired(bench, ring, mine, foreign)
+        print(f"CPU of the router per opening: {(time.process_time() - cpu) / (2 * len(mine)) * 1e6:.0f} us")
         print(f"open, handle found:              {microseconds(hits)}")
         print(f"open, another tenant's handle:   {microseconds(misses)}")
         absent = [await _open(bench, ring, number, "t") for number in range(count + 2, count + 2 + rounds)]
