@@ -7,6 +7,8 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import pytest
+
 from pd_router.core.access import Tls
 from pd_router.core.settings import PodDiscovery, Timeouts
 from pd_router.shell.discovery_metrics import DiscoveryMetrics
@@ -44,10 +46,10 @@ class ScriptedApi(PodApi):
             raise self._failure
 
 
-def discovery(api: PodApi) -> KubernetesDiscovery:
+def discovery(api: PodApi, secure: bool = False, fleet: Fleet | None = None) -> KubernetesDiscovery:
     metrics = Metrics()
-    fleet = Fleet(metrics, frozenset(), lambda _key: 0, lambda _member: None)
-    pods = PodDiscovery("default", "tiny", retry_max=600.0)
+    fleet = fleet or Fleet(metrics, frozenset(), lambda _key: 0, lambda _member: None)
+    pods = PodDiscovery("default", "tiny", retry_max=600.0, tls=secure)
     tls = EngineTls(Tls(), 1.0)
     made: Any = KubernetesDiscovery(pods, Timeouts(), fleet, DiscoveryMetrics(metrics), time.monotonic, tls, api)
     return made
@@ -74,3 +76,17 @@ async def test_watches_that_end_at_once_are_not_asked_for_at_once() -> None:
             await asyncio.sleep(0)
         assert api.lists == 1
         await running.stop()
+
+
+@pytest.mark.parametrize("secure", [False, True])
+async def test_pods_are_reached_as_they_speak(secure: bool) -> None:
+    api = ScriptedApi(0)
+    fleet = Fleet(Metrics(), frozenset(), lambda _key: 0, lambda _member: None)
+    running = discovery(api, secure, fleet)
+    await running.start()
+    await api.told.wait()
+    member = fleet.member("d-0")
+    assert member is not None
+    assert member.address.tls is secure
+    assert member.address.url.startswith("https://" if secure else "http://")
+    await running.stop()
