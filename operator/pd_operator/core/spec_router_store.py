@@ -64,7 +64,7 @@ class HandleStore(SpecModel):
     type: StoreType = Field(
         default=StoreType.MEMORY,
         description="Memory: each router has its own, a turn that lands on another router is recomputed. Valkey: all "
-        "routers share one.",
+        "routers share one. `pdctl up` has one router and always keeps them in memory.",
     )
     valkey: ValkeyStore | None = Field(default=None, description="The server. With type Valkey only.")
     max_bytes: int = Field(
