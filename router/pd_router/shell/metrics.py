@@ -99,6 +99,8 @@ class Metrics:
         )
         build.labels(version_here(), platform.python_version()).set(1)
         self.requests = self._pair("requests", "Requests answered", api=_values(Api), status=STATUSES)
+        for api in _values(Api):
+            self.requests[api, "200"].inc(0)  # see `Bound`: the first turns would be no increase
         self.endings = self._bound("endings", "Decode legs by how they ended", ending=_values(Ending))
         self.funnel = self._bound(
             "reuse_stage", f"Turns that reached a stage of reuse, in order: {', '.join(STAGES)}", stage=STAGES
