@@ -248,9 +248,10 @@ async def test_messages(pair: Pair, claude: anthropic.AsyncAnthropic) -> None:
         raw = await claude.messages.with_raw_response.create(
             model="tiny", messages=messages, max_tokens=24, extra_body={"temperature": 0}
         )
-        answer, decision = raw.parse(), await pair.decision(raw.headers["x-request-id"])
-        assert "kv_transfer_params" not in raw.text
-        assert "remote_engine_id" not in raw.text
+        answer, decision = await raw.parse(), await pair.decision(raw.headers["x-request-id"])
+        seen = await raw.text()
+        assert "kv_transfer_params" not in seen
+        assert "remote_engine_id" not in seen
         usage = answer.usage
         assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == decision["prompt_tokens"]
         assert (usage.cache_read_input_tokens or 0) == decision["cached_tokens"]
@@ -269,7 +270,7 @@ async def test_streamed_messages(pair: Pair, claude: anthropic.AsyncAnthropic) -
         how["extra_body"] = {"temperature": 0}
         if turn == 0:
             raw = await claude.messages.with_raw_response.create(**how)
-            answer, request_id = raw.parse(), raw.headers["x-request-id"]
+            answer, request_id = await raw.parse(), raw.headers["x-request-id"]
         else:
             async with claude.messages.stream(**how) as stream:
                 answer = await stream.get_final_message()
