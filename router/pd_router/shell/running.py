@@ -11,6 +11,7 @@ import gc
 import logging
 import signal
 import sys
+from collections.abc import Callable
 
 import uvloop
 
@@ -31,12 +32,17 @@ TAKEN = 1
 """Exit code: a port is taken."""
 
 
+def on_signal(call: Callable[[], object]) -> None:
+    """Call it at each SIGTERM and SIGINT from here on."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, call)
+
+
 def signals() -> asyncio.Queue[None]:
     """Gets an item for each SIGTERM and SIGINT from here on."""
     found: asyncio.Queue[None] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, found.put_nowait, None)
+    on_signal(lambda: found.put_nowait(None))
     return found
 
 

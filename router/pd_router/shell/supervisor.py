@@ -55,6 +55,19 @@ class Worker:
     process: asyncio.subprocess.Process
     channel: Channel
     desk: Desk
+    listening: bool = False
+
+    def tell(self, verb: str) -> None:
+        """`drain` or `cut`. One that does not listen yet has nothing to serve to its end."""
+        if self.listening:
+            self.channel.tell(verb)
+        else:
+            self.send_signal(signal.SIGTERM)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Harmless when it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
 
 
 class Supervisor:
@@ -144,7 +157,7 @@ class Supervisor:
             if not self._listening[index].is_set():
                 self._failed.set_result(status if status > 0 else BROKEN)
                 self._told.set()
-                self._tell_all(signal.SIGTERM)
+                self._tell_all("drain")
                 return
             wait = backoff.ended(time.monotonic() - begun)
             self._pages.restarts.inc()
@@ -179,15 +192,17 @@ class Supervisor:
 
         def handle(verb: str, words: list[Any], raw: bytes) -> Answer | None:
             if verb == "listening":
+                worker.listening = True
                 self._listening[index].set()
+                if self._told.is_set():
+                    worker.tell("drain")
                 return None
             return desk.handle(verb, words, raw)
 
         channel = await Channel.join(ours, handle, lambda: None)
-        worker = Worker(index, next(self._numbers), process, channel, desk)
-        self._workers[index] = worker
+        worker = self._workers[index] = Worker(index, next(self._numbers), process, channel, desk)
         if self._told.is_set():
-            process.send_signal(signal.SIGTERM)
+            worker.tell("drain")
         return worker
 
     async def _spawn(self, index: int, descriptor: int) -> asyncio.subprocess.Process:
@@ -218,24 +233,24 @@ class Supervisor:
 
     # -- the end -------------------------------------------------------------------------------------
     async def _wait_told(self, told: asyncio.Queue[None]) -> None:
-        """Pass each signal on: the first one makes workers drain, a second one ends that."""
+        """The first signal makes the workers drain, a second one ends that."""
         await told.get()
         self._told.set()
         self._pages.draining = True
         log.info("draining %d workers", len(self._workers))
-        self._tell_all(signal.SIGTERM)
+        self._tell_all("drain")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.timeouts.drain + KILL_SECONDS):
                 while True:
                     await told.get()
-                    self._tell_all(signal.SIGTERM)
+                    self._tell_all("cut")
         log.error("workers have not ended and are killed")
-        self._tell_all(signal.SIGKILL)
-
-    def _tell_all(self, number: signal.Signals) -> None:
         for worker in self._workers.values():
-            with contextlib.suppress(ProcessLookupError):
-                worker.process.send_signal(number)
+            worker.send_signal(signal.SIGKILL)
+
+    def _tell_all(self, verb: str) -> None:
+        for worker in self._workers.values():
+            worker.tell(verb)
 
 
 def command() -> list[str]:

@@ -26,7 +26,7 @@ from pd_router.shell.channel import Answer, Channel, ChannelError
 from pd_router.shell.descriptors import raise_limit
 from pd_router.shell.discovery import DiscoveryError
 from pd_router.shell.logs import configure
-from pd_router.shell.running import explain, serve_until_told, signals
+from pd_router.shell.running import explain, on_signal, serve_until_told
 from pd_router.shell.server import Router
 from pd_router.shell.worker_store import Line, Shared
 
@@ -40,16 +40,36 @@ STARTING: Final = b"starting"
 
 
 class Worker:
-    """Answers the supervisor, whatever the state of the router is."""
+    """Answers the supervisor, whatever the state of the router is.
+
+    A signal only ever begins the drain: some systems send it to each process of a service, and the supervisor's word
+    would be a second one. That a drain is to end is the supervisor's to say.
+    """
 
     def __init__(self) -> None:
         self.router: Router | None = None
         self.listening = False
+        self.told: asyncio.Queue[None] = asyncio.Queue()
+        self._drains = False
+
+    def drain(self) -> None:
+        """Serve to the end what was begun; once is enough."""
+        if not self._drains:
+            self._drains = True
+            self.told.put_nowait(None)
 
     def handle(self, verb: str, words: list[Any], _raw: bytes) -> Answer | None:
-        """A question of the supervisor. None: there is no answer yet."""
-        if verb == "alive":
-            return (), b""
+        """A message of the supervisor. None: there is no answer yet."""
+        match verb:
+            case "alive":
+                return (), b""
+            case "drain":
+                self.drain()
+                return None
+            case "cut":
+                self.drain()
+                self.told.put_nowait(None)
+                return None
         [name] = words
         if name == READY and not self.listening:
             return (), STARTING
@@ -76,6 +96,7 @@ async def _serve(settings: Settings, joining: Joining) -> int:
         await router.begin()
         if joining.replaces:
             await _until_ready(router)
+        on_signal(worker.drain)
         await router.listen()
     except (DiscoveryError, OSError) as error:
         code = explain(error, "--listen")
@@ -83,11 +104,10 @@ async def _serve(settings: Settings, joining: Joining) -> int:
         await router.stop()
         await channel.end()
         return code
-    told = signals()
     worker.listening = True
     channel.tell("listening")
     log.info("worker %d is listening on port %d", joining.index, joining.port)
-    await serve_until_told(router, told)
+    await serve_until_told(router, worker.told)
     watch.cancel()
     await channel.end()
     return 0

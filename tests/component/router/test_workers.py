@@ -316,10 +316,14 @@ async def test_a_killed_worker_takes_only_its_own_connections_along(start_pods: 
     assert after["pd_router_workers"] == 2
 
 
-async def test_sigterm_drains_every_worker_and_loses_no_stream(deploy: Any) -> None:
+@pytest.mark.parametrize("told", ["supervisor", "every process"])
+async def test_sigterm_drains_every_worker_and_loses_no_stream(deploy: Any, told: str) -> None:
     deployment = await deploy(PAIR, fresh=True)
     workers = workers_of(deployment.router.pid)
     async with held_streams(deployment) as (gate, running):
+        if told == "every process":  # as systemd does by default
+            for pid in workers:
+                os.kill(pid, signal.SIGTERM)
         deployment.router.terminate()
         await deployment.router.wait_ready(False)
         assert (await page(deployment, "/readyz"))[1] == "draining\n"
@@ -340,6 +344,24 @@ async def test_sigterm_drains_every_worker_and_loses_no_stream(deploy: Any) -> N
     assert await deployment.router.wait() == 0
     assert not any(map(runs, workers))
     deployment.ended = True
+
+
+async def test_a_worker_that_is_told_to_end_serves_its_streams_first_and_is_replaced(deploy: Any) -> None:
+    deployment = await deploy(PAIR, fresh=True)
+    first, second = workers_of(deployment.router.pid)
+    async with held_streams(deployment, each=1) as (gate, running):
+        os.kill(first, signal.SIGTERM)
+        await deployment.router.wait_ready(False)
+        gate.open()
+        turns = await asyncio.gather(*running)
+        assert {turn.events[-1] for turn in turns} == {"[DONE]"}
+
+    async def replaced() -> bool:
+        return not runs(first) and len(workers_of(deployment.router.pid)) == 2
+
+    await until(replaced)
+    await deployment.router.wait_ready(seconds=30.0)
+    assert runs(second)
 
 
 async def test_a_second_signal_ends_the_drain_of_all(deploy: Any) -> None:
