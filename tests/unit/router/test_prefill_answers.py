@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from pd_router.core.fields import Api
 from pd_router.shell.fleet import Member
 from pd_router.shell.legs import LegFailed, Prefilled, prefill, request_head
 from pd_router.shell.upstream import EnginePool
@@ -17,10 +18,10 @@ PARAMS = {"do_remote_prefill": True, "remote_engine_id": "e"}
 CHOICE = {"finish_reason": "length"}
 
 
-def run(answer: Any, status: int = 200) -> Prefilled:
+def run(answer: Any, status: int = 200, api: Api = Api.CHAT) -> Prefilled:
     raw = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
     engine = CannedLeg(status, raw)
-    return asyncio.run(prefill(cast(EnginePool, engine), cast(Member, engine), b"", b"", 1.0))
+    return asyncio.run(prefill(cast(EnginePool, engine), cast(Member, engine), b"", b"", 1.0, api))
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,50 @@ def test_only_the_finish_reason_error_is_an_error(reason: Any) -> None:
             run(answer)
     else:
         assert run(answer).params == PARAMS
+
+
+RESPONSE = {"object": "response", "status": "incomplete", "output": [], "kv_transfer_params": PARAMS}
+MESSAGE = {"type": "message", "content": [], "stop_reason": "max_tokens", "kv_transfer_params": PARAMS}
+
+
+@pytest.mark.parametrize(
+    ("api", "answer", "usage", "counts"),
+    [
+        (Api.RESPONSES, RESPONSE, {"input_tokens": 9, "input_tokens_details": {"cached_tokens": 4}}, (9, 4)),
+        (Api.RESPONSES, {**RESPONSE, "status": "completed"}, {"input_tokens": 9}, (9, None)),
+        (Api.RESPONSES, RESPONSE, {"input_tokens": "9", "input_tokens_details": 5}, (None, None)),
+        (Api.RESPONSES, RESPONSE, None, (None, None)),
+        (Api.MESSAGES, MESSAGE, {"input_tokens": 5, "cache_read_input_tokens": 4}, (9, 4)),
+        (Api.MESSAGES, MESSAGE, {"input_tokens": 5, "cache_creation_input_tokens": 4}, (9, None)),
+        (Api.MESSAGES, MESSAGE, {"input_tokens": [5]}, (None, None)),
+        (Api.MESSAGES, MESSAGE, None, (None, None)),
+    ],
+)
+def test_answers_of_the_other_apis(api: Api, answer: dict[str, Any], usage: Any, counts: Any) -> None:
+    result = run({**answer, "usage": usage}, api=api)
+    assert (result.prompt_tokens, result.cached_tokens) == counts
+    assert result.params == PARAMS
+
+
+@pytest.mark.parametrize(
+    ("api", "answer", "reason"),
+    [
+        (Api.RESPONSES, {**RESPONSE, "status": "failed"}, "error_finish"),
+        (Api.RESPONSES, {**RESPONSE, "status": "cancelled"}, "error_finish"),
+        (Api.RESPONSES, {**RESPONSE, "status": ["completed"]}, "error_finish"),
+        (Api.RESPONSES, {**RESPONSE, "output": None}, "malformed_answer"),
+        (Api.RESPONSES, {"choices": [CHOICE]}, "malformed_answer"),
+        (Api.MESSAGES, {**MESSAGE, "stop_reason": None}, "error_finish"),
+        (Api.MESSAGES, {**MESSAGE, "content": "x"}, "malformed_answer"),
+        (Api.MESSAGES, RESPONSE, "malformed_answer"),
+        (Api.MESSAGES, [], "malformed_answer"),
+    ],
+)
+def test_failed_answers_of_the_other_apis(api: Api, answer: Any, reason: str) -> None:
+    with pytest.raises(LegFailed) as failed:
+        run(answer, api=api)
+    assert failed.value.reason == reason
+    assert failed.value.retryable
 
 
 @pytest.mark.parametrize(
