@@ -25,7 +25,7 @@ Pair = tuple[SharedDeployment, SharedDeployment]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
-    server = RedisServer()
+    server = RedisServer(keep=True)
     first = SharedDeployment(Spec(prefills=2, decodes=2), server, tmp_path_factory.mktemp("shared"))
     try:
         await server.start()
@@ -239,39 +239,49 @@ async def test_a_router_believes_pods_for_what_was_before_its_time(tmp_path: Pat
     await server.start()
     key = written(tmp_path, "key", "canary-key-of-32-bytes-0123456789")
     flags = (("--handle-store", "valkey"), ("--valkey-url", server.url), ("--handle-key-file", key))
-    first = PodDeployment(Spec(flags=(*flags, ("--valkey-timeout", "2"))))
+    pods = PodDeployment(Spec(flags=(*flags, ("--valkey-timeout", "2"))))
     try:
-        await first.start()
-        await _wait_up(first)
-        talk = Talk(first)
+        await pods.start()
+        await _wait_up(pods)
+        talk = Talk(pods)
         await talk.say()
         # The router is replaced; the pods are the same.
-        await first.router.stop()
-        first.check_log()
-        first.router.discard()
-        first._log_read = 0
-        await first.start_router(first.kubeconfig_path)
-        await _wait_up(first)
+        await _end_router(pods)
+        await _next_router(pods)
         assert len((await talk.say("Go on.")).attached) == 1
         # The container of the holder is replaced while no router is there.
-        await first.router.stop()
-        first.check_log()
-        first.router.discard()
-        first._log_read = 0
-        await first.restart_container(first.decode)
-        await first.start_router(first.kubeconfig_path)
-        await _wait_up(first)
+        await _end_router(pods)
+        await pods.restart_container(pods.decode)
+        await _next_router(pods)
         assert (await talk.say("Go on.")).attached == []
-        assert (await first.explain())[-1]["reason"] == "holder_restarted"
+        assert (await pods.explain())[-1]["reason"] == "holder_restarted"
+        # The same before a router's eyes, which then says so to the next one.
+        await pods.restart_container(pods.decode)
+        await pods.wait_states({pods.prefill: "ready", pods.decode: "ready"})
+        assert (await talk.say("Go on.")).attached == []
+        await _end_router(pods)
+        await _next_router(pods)
         assert len((await talk.say("Go on.")).attached) == 1
-        await first.check()
+        await pods.check()
         with server.client() as client:
             stored = b"".join(client.keys())
         for word in (b"default", NAME.encode(), b"canary"):
             assert word not in stored
     finally:
-        await first.stop()
+        await pods.stop()
         server.close()
+
+
+async def _end_router(pods: PodDeployment) -> None:
+    await pods.router.stop()
+    pods.check_log()
+    pods.router.discard()
+    pods._log_read = 0
+
+
+async def _next_router(pods: PodDeployment) -> None:
+    await pods.start_router(pods.kubeconfig_path)
+    await _wait_up(pods)
 
 
 async def _wait_up(deployment: PodDeployment) -> None:
