@@ -82,14 +82,13 @@ def _apt(*words: str, folder: str) -> None:
 
 
 class RedisServer:
-    """One server on loopback, without a file unless `keep` says so. Its data lie in a folder of its own."""
+    """One server on loopback. It writes a file only when it is told to (SAVE), and reads it when it starts again."""
 
-    def __init__(self, *options: str, port: int | None = None, tls: Sequence[str] = (), keep: bool = False) -> None:
+    def __init__(self, *options: str, port: int | None = None, tls: Sequence[str] = ()) -> None:
         """``options`` as on the command line (`--maxmemory 1mb`); ``tls`` instead of plain connections."""
         self._folder = tempfile.TemporaryDirectory(prefix="pd-redis-")
         self._options = list(options)
         self._tls = list(tls)
-        self._keep = keep
         self._process: subprocess.Popen[bytes] | None = None
         self.port = port or _free_port()
 
@@ -105,11 +104,10 @@ class RedisServer:
 
     async def start(self) -> None:
         """Start, and wait until it answers, whatever it answers."""
-        saving = ["--appendonly", "yes", "--appendfsync", "everysec"] if self._keep else []
         ports = ["--port", "0", "--tls-port", str(self.port), *self._tls] if self._tls else ["--port", str(self.port)]
         words = [
             *(str(find()), "--bind", "127.0.0.1", *ports, "--unixsocket", self.socket_path, "--dir", self._folder.name),
-            *("--save", "", *saving, "--daemonize", "no", "--logfile", "log", *self._options),
+            *("--save", "", "--daemonize", "no", "--logfile", "log", *self._options),
         ]
         self._spawn(words)
         await until(self._answers, _START_SECONDS)

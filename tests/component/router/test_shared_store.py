@@ -25,7 +25,7 @@ Pair = tuple[SharedDeployment, SharedDeployment]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
-    server = RedisServer(keep=True)
+    server = RedisServer()
     first = SharedDeployment(Spec(prefills=2, decodes=2), server, tmp_path_factory.mktemp("shared"))
     try:
         await server.start()
@@ -175,6 +175,14 @@ async def test_no_client_notices_that_the_store_is_killed(pair: Pair) -> None:
 
     running = [asyncio.create_task(go_on(talk)) for talk in talks]
     for _ in range(3):
+        with one.server.client() as client:
+            client.save()  # what is taken from here on comes back with the file
+        sent = len(one.records(one.prefills))
+
+        async def taken(sent: int = sent) -> bool:
+            return len(one.records(one.prefills)) > sent + 6
+
+        await until(taken)
         one.server.kill()
         for view in pair:
             await view.wait_store(False)
