@@ -33,6 +33,8 @@ from support.valkey_bench import ValkeyBench  # noqa: E402
 
 MIB = 1 << 20
 TTL, ENGINE_TTL = 450.0, 480.0
+SHARED_TTL = 3600.0
+"""Long enough to write them all and to take some, however busy the machine is."""
 TOKENS = 24_000
 BLOCK = 16
 FILL = 500
@@ -142,7 +144,7 @@ async def shared(count: int, rounds: int, tokens: int) -> None:
     """As many as fit 8 GiB; then takes, alone and 16 at a time, of what is there and of what is another tenant's."""
     server = RedisServer("--maxmemory", str(SERVER_BYTES), "--maxmemory-policy", "noeviction")
     await server.start()
-    bench = ValkeyBench(server, "perf", connections=32)
+    bench = ValkeyBench(server, "perf", ttl=SHARED_TTL, engine_ttl=SHARED_TTL + 30, connections=32)
     ring = Keyring(b"0" * 32)
     try:
         await bench.start()
@@ -161,7 +163,7 @@ async def shared(count: int, rounds: int, tokens: int) -> None:
         print(f"CPU of the router per opening: {(time.process_time() - cpu) / (2 * len(mine)) * 1e6:.0f} us")
         print(f"open, handle found:              {microseconds(hits)}")
         print(f"open, another tenant's handle:   {microseconds(misses)}")
-        absent = [await _open(bench, ring, number, "t") for number in range(count + 2, count + 2 + rounds)]
+        absent = [await _open(bench, ring, number, there=False) for number in range(count + 2, count + 2 + rounds)]
         print(f"open, no such conversation:      {microseconds(absent)}")
         at_once = await _at_once(bench, ring, numbers[2 * rounds :], 16)
         print(f"open, handle found, 16 at once:  {microseconds(at_once)}")
@@ -179,7 +181,7 @@ async def _fill(bench: ValkeyBench, ring: Keyring, count: int, tokens: int) -> i
     ticket = opened.ticket
     assert ticket is not None
     kept = entry(0, 1, bench.now, tokens, ticket)
-    start, life, stored = bench.prefix, round(TTL * 1000), 0
+    start, life, stored = bench.prefix, round(SHARED_TTL * 1000), 0
     with bench.server.client() as client, client.pipeline(transaction=False) as pipe:
         for first in range(1, count + 1, FILL):
             numbers = range(first, min(first + FILL, count + 1))
@@ -209,7 +211,7 @@ async def _opened(bench: ValkeyBench, ring: Keyring, number: int, tenant: str) -
     return opened if isinstance(opened, Opened) else await opened
 
 
-async def _open(bench: ValkeyBench, ring: Keyring, number: int, tenant: str) -> float:
+async def _open(bench: ValkeyBench, ring: Keyring, number: int, tenant: str = "t", *, there: bool = True) -> float:
     keys = keys_of(ring, number, tenant)
     began = time.perf_counter()
     opened = bench.store.open(keys, bench.now)
@@ -217,6 +219,8 @@ async def _open(bench: ValkeyBench, ring: Keyring, number: int, tenant: str) -> 
     spent = time.perf_counter() - began
     if found.ticket is None:
         raise SystemExit("the server did not answer in time")
+    if (found.found is not None) is not there:
+        raise SystemExit(f"conversation {number} of {tenant}: found what is not there, or not what is")
     return spent
 
 
@@ -226,8 +230,8 @@ async def _paired(
     """One of each in turn, so that a busy machine disturbs both alike."""
     hits, misses = [], []
     for own, other in zip(mine, foreign, strict=True):
-        hits.append(await _open(bench, ring, own, "t"))
-        misses.append(await _open(bench, ring, other, "somebody else"))
+        hits.append(await _open(bench, ring, own))
+        misses.append(await _open(bench, ring, other, "somebody else", there=False))
     return hits, misses
 
 
@@ -235,7 +239,7 @@ async def _at_once(bench: ValkeyBench, ring: Keyring, numbers: Sequence[int], wi
     left = iter(numbers)
 
     async def some() -> list[float]:
-        return [await _open(bench, ring, number, "t") for number in left]
+        return [await _open(bench, ring, number) for number in left]
 
     return [one for times in await asyncio.gather(*(some() for _ in range(width))) for one in times]
 
