@@ -31,7 +31,7 @@ class ValkeyStore(SpecModel):
         default=None,
         min_length=1,
         max_length=128,
-        pattern=fields.PRINTABLE,
+        pattern=fields.SERVED_NAME,
         description="ACL user. Absent: the default user.",
     )
     password_secret_ref: SecretKeyRef | None = Field(
