@@ -190,6 +190,18 @@ async def test_a_collector_that_is_away_costs_no_turn_and_no_stop(traced: Traced
     assert time.monotonic() - begun < 30, "RouterProcess kills what takes too long"
 
 
+async def test_the_last_spans_are_sent_before_the_end(
+    traced: Traced, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")
+    deployment = await traced(fresh=True)
+    await Talk(deployment, headers=bench.sampled).say()
+    assert bench.collector.spans == []
+    deployment.ended = True
+    assert await deployment.router.stop() == 0
+    assert len(await bench.spans(4)) == 4
+
+
 async def test_headers_that_the_collector_asks_for(traced: Traced, bench: Bench) -> None:
     deployment = await traced()
     await Talk(deployment, headers=bench.sampled).say()
