@@ -348,6 +348,27 @@ async def test_sigterm_lets_a_stream_over_tls_finish(bench: Bench) -> None:
     assert await router.wait() == 0
 
 
+def push(port: int, context: ssl.SSLContext, body: bytes) -> bytes:
+    """Send all of a body that is not wanted, and read the answer only then."""
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=20.0) as plain,
+        context.wrap_socket(plain, server_hostname="router.example") as secure,
+    ):
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        secure.sendall(head.encode())
+        for start in range(0, len(body), 65536):
+            secure.sendall(body[start : start + 65536])
+        return secure.recv(65536)
+
+
+async def test_who_sends_too_much_is_told_so(bench: Bench) -> None:
+    """The connection must not be reset while the client still sends, or the answer is lost."""
+    router = await bench.router("--max-body-bytes", "100000")
+    for _ in range(5):
+        answer = await asyncio.to_thread(push, router.port, trusting(bench.ca), b"x" * 3_000_000)
+        assert answer.startswith(b"HTTP/1.1 413 ")
+
+
 async def test_a_port_that_is_taken(bench: Bench) -> None:
     router = await bench.router()
     with pytest.raises(RouterFailed, match="cannot listen"):
