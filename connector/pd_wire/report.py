@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-
 READ_FAILED: Final = "the read failed"
 """Reason of a report: P began to read and could not, and has computed everything itself."""
 
