@@ -20,9 +20,14 @@ When a child is replaced
 When a field that can't change in place differs. It is deleted without its pods, and applied anew once it is gone: the
 successor adopts them by the same selector. With another selector nothing is done and a condition says so.
 
+When a child is taken back
+--------------------------
+When its owner reference was removed: it has no controller, our labels, and fields that this operator applied.
+
 What is never done
 ------------------
-Taking over an object that somebody else made, and changing anything when the spec is bad: there is no plan then.
+Taking over an object that somebody else made, writing what would use it (`plan_needs`), and changing anything when the
+spec is bad: there is no plan then.
 """
 
 from __future__ import annotations
@@ -36,6 +41,7 @@ from typing import Any, Final
 
 from pd_operator.core.observed import HASH_ANNOTATION, IMMUTABLE, Child, Observed, immutable_fields
 from pd_operator.core.observed_kinds import Ref, kind_named
+from pd_operator.core.plan_needs import needs
 from pd_operator.core.plan_ownership import lost_fields, owns
 from pd_operator.core.reasons import Reason
 from pd_wire import names
@@ -116,8 +122,14 @@ def plan(
     stamped = [stamp(manifest) for manifest in manifests]
     actions: list[Action] = []
     refusals: list[Refusal] = []
+    foreign: set[Ref] = set()
     for manifest in stamped:
         action, refusal = _step(manifest, observed, not_kept or {})
+        used = sorted(needs(manifest) & foreign)
+        if used and refusal is None:
+            action, refusal = None, _uses_foreign(manifest, used)
+        if refusal is not None and refusal.reason is Reason.FOREIGN_OBJECT:
+            foreign.add(refusal.ref)
         actions += [action] if action else []
         refusals += [refusal] if refusal else []
     wanted = {ref_of(manifest) for manifest in stamped}
@@ -200,7 +212,7 @@ def _blocked(manifest: Manifest, child: Child, observed: Observed) -> Refusal | 
     ref, role = child.ref, role_of(manifest)
     if child.deleting:
         return Refusal(ref, role, Reason.WAITING_FOR_CLEANUP, f"{ref} is being deleted; it will be created again")
-    if child.belongs_to(observed.uid):
+    if child.belongs_to(observed.uid) or _lost_owner(child, observed):
         return None
     kind, name, _ = child.owner
     if (kind, name) == (names.KIND, observed.name):
@@ -209,6 +221,19 @@ def _blocked(manifest: Manifest, child: Child, observed: Observed) -> Refusal | 
     owner = f"{kind} {name}" if kind else "nobody"
     message = f"{ref} exists and its controller is {owner}; rename or delete it, the operator takes over nothing"
     return Refusal(ref, role, Reason.FOREIGN_OBJECT, message)
+
+
+def _lost_owner(child: Child, observed: Observed) -> bool:
+    """Is it our own work without its owner reference? Labels alone can be copied; our record can't by accident."""
+    ours = child.managed and child.deployment == observed.name
+    return ours and child.owner == ("", "", "") and bool(child.owned_fields)
+
+
+def _uses_foreign(manifest: Manifest, used: Sequence[Ref]) -> Refusal:
+    """Rights must not go to an account of somebody else, nor pods run as one."""
+    ref = ref_of(manifest)
+    message = f"{ref} is not written, since it would use {', '.join(map(str, used))}"
+    return Refusal(ref, role_of(manifest), Reason.FOREIGN_OBJECT, message)
 
 
 def changed_immutable_fields(manifest: Mapping[str, Any], child: Child) -> tuple[str, ...]:

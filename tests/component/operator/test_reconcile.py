@@ -158,6 +158,34 @@ async def test_a_foreign_object_stays_and_the_rest_is_made(bench: Bench, labels:
     assert bench.cluster.objects[SERVICE]["spec"]["clusterIP"] == "None"
 
 
+async def test_nothing_runs_as_or_gives_rights_to_a_foreign_account(bench: Bench) -> None:
+    account = Ref("ServiceAccount", "models", "qwen-router")
+    bench.cluster.put(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account.name, "namespace": "models"}}
+    )
+    bench.create()
+    operator = await bench.operator()
+    await bench.work(operator, 3)
+    assert Ref("RoleBinding", "models", "qwen-router") not in bench.cluster.objects
+    assert Ref("Deployment", "models", "qwen-router") not in bench.cluster.objects
+    assert STATEFUL_SET in bench.cluster.objects
+    assert "Deployment qwen-router is not written" in bench.condition("RouterReady")["message"]
+    bench.cluster.remove(account)
+    await bench.settle(operator)
+    assert Ref("Deployment", "models", "qwen-router") in bench.cluster.objects
+
+
+async def test_a_child_without_its_owner_reference_is_taken_back(bench: Bench) -> None:
+    raw = bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    bench.cluster.edit(SERVICE, ("metadata", "ownerReferences"), [])
+    await bench.settle(operator)
+    owners = bench.cluster.objects[SERVICE]["metadata"]["ownerReferences"]
+    assert [owner["uid"] for owner in owners] == [raw["metadata"]["uid"]]
+    assert bench.condition("DecodeReady")["reason"] != "ForeignObject"
+
+
 async def test_deleted_and_created_again_under_the_same_name(bench: Bench) -> None:
     bench.create()
     operator = await bench.operator()

@@ -129,18 +129,69 @@ def test_annotations_of_the_manifest_stay() -> None:
 @pytest.mark.parametrize(
     ("owner", "reason"),
     [
-        (("", "", ""), Reason.FOREIGN_OBJECT),
         (("Deployment", "other", "uid-x"), Reason.FOREIGN_OBJECT),
         (("PDDeployment", "other", "uid-x"), Reason.FOREIGN_OBJECT),
         (("PDDeployment", "qwen", "uid-of-an-earlier-qwen"), Reason.WAITING_FOR_CLEANUP),
     ],
-    ids=["nobody", "another controller", "another PDDeployment", "an earlier one of this name"],
+    ids=["another controller", "another PDDeployment", "an earlier one of this name"],
 )
 def test_an_object_of_somebody_else_is_never_touched(owner: tuple[str, str, str], reason: Reason) -> None:
     made = plan([manifest(replicas=5)], seen(live(manifest(), owner=owner)))
     assert made.actions == ()
     assert [(one.reason, one.role) for one in made.refusals] == [(reason, "decode")]
     assert "qwen-decode" in made.refusals[0].message
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [{"managed": False}, {"deployment": "other"}, {"deployment": ""}, {"owned_fields": ""}],
+    ids=["managed-by", "label of another", "no label", "never applied by us"],
+)
+def test_an_object_of_nobody_is_foreign_unless_all_says_that_it_is_ours(missing: dict[str, Any]) -> None:
+    made = plan([manifest()], seen(live(manifest(), owner=("", "", ""), **missing)))
+    assert made.actions == ()
+    assert [one.reason for one in made.refusals] == [Reason.FOREIGN_OBJECT]
+
+
+def test_a_child_whose_owner_reference_was_removed_is_taken_back() -> None:
+    rendered = manifest()
+    rendered["metadata"]["ownerReferences"] = [{"kind": "PDDeployment", "uid": UID, "controller": True}]
+    orphan = live(
+        manifest(), owner=("", "", ""), rendered_hash=stamp(rendered)["metadata"]["annotations"][HASH_ANNOTATION]
+    )
+    made = plan([rendered], seen(orphan))
+    assert made.refusals == ()
+    action = only(made)
+    assert (action.why, action.uid) == (Why.EDITED, orphan.uid)
+
+
+def of_kind(kind: str) -> dict[str, Any]:
+    """The rendered router object of that kind."""
+    context = RenderContext(UID, "r:1", "c:1")
+    made = render_children(deployment(("metadata.namespace", "models"), ("spec.engine.image", "v:v0.32.0")), context)
+    return next(one for one in made if one["kind"] == kind and one["metadata"]["name"].endswith("-router"))
+
+
+@pytest.mark.parametrize(
+    ("foreign", "user", "kept"),
+    [
+        ("ServiceAccount", "RoleBinding", True),
+        ("ServiceAccount", "Deployment", True),
+        ("Role", "RoleBinding", True),
+        ("ServiceAccount", "Service", False),
+        ("Service", "Deployment", False),
+    ],
+)
+def test_what_would_use_a_foreign_account_or_role_is_not_written(foreign: str, user: str, kept: bool) -> None:
+    taken, using = of_kind(foreign), of_kind(user)
+    stranger = live(taken, owner=("", "", ""), managed=False)
+    made = plan([taken, using], seen(stranger))
+    assert [action.ref.kind for action in made.actions] == ([] if kept else [user])
+    assert [one.ref.kind for one in made.refusals] == ([foreign, user] if kept else [foreign])
+    assert {one.reason for one in made.refusals} == {Reason.FOREIGN_OBJECT}
+    if kept:
+        assert str(stranger.ref) in made.refusals[-1].message
+    assert len(plan([taken, using], seen(live(taken))).actions) == 1, "with our own it is written"
 
 
 def test_an_object_with_our_label_but_another_owner_is_not_deleted() -> None:
