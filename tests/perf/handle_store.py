@@ -188,7 +188,7 @@ async def _fill(bench: ValkeyBench, ring: Keyring, count: int, tokens: int) -> i
             server_ms = _server_ms(client)
             for number in numbers:
                 names = [key_name(key) for key in keys_of(ring, number)]
-                value = write_entry(kept, names, ticket.era, server_ms, server_ms, "perf")
+                value = write_entry(kept, names, ticket.era, server_ms, server_ms, "perf", bench.seal)
                 pipe.set(start + b"e%d" % number, value, px=life)
                 for name in names:
                     pipe.set(start + b"k" + name, b"%d" % number, px=life)

@@ -13,6 +13,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from pd_router.core.linking import Keyring
 from pd_router.core.store import Opened, Ticket
 from pd_router.core.store_settings import Valkey
 from pd_router.core.store_value import prefix
@@ -33,11 +34,6 @@ for _, key in ipairs(redis.call('KEYS', start .. '*')) do
   elseif left <= 0 then
     redis.call('DEL', key)
   else
-    if kind == 'e' then
-      local era, arrived, sent, rest = string.match(redis.call('GET', key), '^1|(%d+)|(%d+)|(%d+)(|.*)$')
-      local head = string.format('1|%s|%.0f|%.0f', era, arrived - ms, sent - ms)
-      redis.call('SET', key, head .. rest)
-    end
     redis.call('PEXPIRE', key, left)
   end
 end
@@ -63,12 +59,20 @@ class ValkeyBench:
         self.asked: list[tuple[str, str, float]] = []
         """What the fleet was asked: holder, identity, when the turn was sent."""
         self._shifts: list[tuple[float, float]] = [(0.0, 0.0)]
+        self.seal = Keyring(b"the routers' key of 32 characters").seal
         metrics = Metrics()
         self.registry: CollectorRegistry = metrics.registry
         values = {"timeout": 2.0, "max_entry_bytes": 1 << 20, **settings}
         valkey = Valkey(url=values.pop("url", server.url), key_file="", **values)
         self.store = ValkeyStore(
-            valkey, SharedStoreMetrics(metrics), realm, ttl, engine_ttl, self._incarnation_of, lambda: self.now
+            valkey,
+            SharedStoreMetrics(metrics),
+            realm,
+            ttl,
+            engine_ttl,
+            self._incarnation_of,
+            self.seal,
+            lambda: self.now,
         )
 
     def _incarnation_of(self, holder: str, identity: str, sent: float) -> str:
@@ -98,9 +102,21 @@ class ValkeyBench:
     async def wait(self, seconds: float) -> None:
         """Let time pass, here and there."""
         if seconds:
+            ms = round(seconds * 1000)
             with self.server.client() as client:
-                client.eval(_AGE, 0, self.prefix, round(seconds * 1000))
+                for name in self.names(b"e"):
+                    value = client.get(name)
+                    assert isinstance(value, bytes)
+                    client.set(name, self._older(value, ms), keepttl=True)
+                client.eval(_AGE, 0, self.prefix, ms)
             self._shifts.append((self.now, self._shifts[-1][1] + seconds))
+
+    def _older(self, value: bytes, ms: int) -> bytes:
+        head, _, rest = value.partition(b"\n")
+        form, era, arrived, sent, names = head.split(b"|")
+        older = b"|".join((form, era, b"%d" % (int(arrived) - ms), b"%d" % (int(sent) - ms), names))
+        body = rest.partition(b"\n")[2]
+        return b"\n".join((older, self.seal(older + body), body))
 
     def ticket(self, opened: Opened) -> Ticket | None:
         """The ticket, made older by all that has passed since."""
@@ -116,10 +132,10 @@ class ValkeyBench:
         with self.server.client() as client:
             return prefix(self.realm, client.info("server")["run_id"])
 
-    def names(self) -> list[bytes]:
-        """All keys of this realm."""
+    def names(self, kind: bytes = b"") -> list[bytes]:
+        """All keys of this realm, or those of a kind."""
         with self.server.client() as client:
-            return sorted(client.keys(self.prefix + b"*"))
+            return sorted(client.keys(self.prefix + kind + b"*"))
 
     def count(self, metric: str, **labels: str) -> float:
         """A sample of this router's metrics; 0 where it does not exist yet."""

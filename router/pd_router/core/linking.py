@@ -54,6 +54,10 @@ class Keyring:
         """One store key. `kind` is `HISTORY` or a field of `ID_FIELDS`."""
         return self._finish(_begin(tenant, scope), kind, value)
 
+    def seal(self, data: bytes) -> bytes:
+        """A MAC over what is kept outside this process, in hexadecimal; of another use than a key."""
+        return hashlib.blake2b(data, key=self._secret, digest_size=_MAC_BYTES, person=b"pd-seal").hexdigest().encode()
+
     def lookup_keys(self, tenant: str, prepared: Prepared) -> tuple[bytes, ...]:
         """Keys under which the previous turn may lie: its history, longest first, then the ids, most trusted first.
 

@@ -2,13 +2,17 @@
 
 Separate from the client because a store that others can write to is not believed: whatever stands in it, reading it
 gives an entry that passes the checks of an engine's answer, or `DamagedEntry`. An entry is one line that the scripts
-read (`store_scripts`), one line of JSON about the holder, and the handle as its engine wrote it.
+read (`store_scripts`), a seal, one line of JSON about the holder, and the handle as its engine wrote it. The seal is a
+MAC over the rest, the keys included: nobody without the routers' key can make an entry, or lay a tenant's under the
+key of another (IS-03).
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +24,10 @@ from pd_wire.handle import decoder_handle_fault
 
 _PREFIX_DIGITS: Final = 12
 _FORMAT: Final = b"1"
+
+
+Seal = Callable[[bytes], bytes]
+"""`Keyring.seal` of the routers' key."""
 
 
 class DamagedEntry(ValueError):
@@ -58,8 +66,10 @@ def key_name(key: bytes) -> bytes:
     return key[:1] + base64.urlsafe_b64encode(key[1:]).rstrip(b"=")
 
 
-def write_entry(entry: Entry, names: list[bytes], era: int, arrived_ms: int, sent_ms: int, writer: str) -> bytes:
-    """One entry. Times are the server's, in ms."""
+def write_entry(
+    entry: Entry, names: list[bytes], era: int, arrived_ms: int, sent_ms: int, writer: str, seal: Seal
+) -> bytes:
+    """One entry. `names`: of its keys. Times are the server's, in ms."""
     head = b"|".join((_FORMAT, b"%d" % era, b"%d" % arrived_ms, b"%d" % sent_ms, b",".join(names)))
     about = {
         "holder": entry.holder,
@@ -69,16 +79,21 @@ def write_entry(entry: Entry, names: list[bytes], era: int, arrived_ms: int, sen
         "behind": entry.behind,
         "writer": writer,
     }
-    return b"\n".join((head, orjson.dumps(about), entry.raw))
+    rest = b"\n".join((orjson.dumps(about), entry.raw))
+    return b"\n".join((head, seal(head + rest), rest))
 
 
-def read_entry(value: bytes) -> Stored:
-    """What `write_entry` wrote. Raises DamagedEntry."""
-    parts = value.split(b"\n", 2)
-    if len(parts) != 3:
-        raise DamagedEntry("it has no three parts")
+def read_entry(value: bytes, name: bytes, seal: Seal) -> Stored:
+    """What `write_entry` wrote, found by the key of that name. Raises DamagedEntry."""
+    head, _, sealed = value.partition(b"\n")
+    mac, _, rest = sealed.partition(b"\n")
+    if not hmac.compare_digest(mac, seal(head + rest)):
+        raise DamagedEntry("no router with this key wrote it")
+    if name not in head.rpartition(b"|")[2].split(b","):
+        raise DamagedEntry("it lies under a key that is not its own")
+    line, _, raw = rest.partition(b"\n")
     try:
-        about, parsed = orjson.loads(parts[1]), orjson.loads(parts[2])
+        about, parsed = orjson.loads(line), orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise DamagedEntry("its JSON cannot be read") from error
     if not isinstance(about, dict) or not isinstance(parsed, dict):
@@ -86,7 +101,7 @@ def read_entry(value: bytes) -> Stored:
     if decoder_handle_fault(parsed) is not None:
         raise DamagedEntry("its handle is malformed")
     handle = Handle(parsed)
-    handle.raw = parts[2]
+    handle.raw = raw
     inexact = about.get("inexact")
     if inexact is not None and not isinstance(inexact, str):
         raise DamagedEntry("inexact is no text")

@@ -51,4 +51,5 @@ def make_store(
                 raise SettingsError([f"{flag}: cannot be read: {error.strerror}"]) from error
     pods = settings.pods
     realm = "" if pods is None else f"{pods.namespace}/{pods.name}"
-    return ValkeyStore(valkey, metrics, realm, reuse.handle_ttl, reuse.engine_ttl, incarnation_of)
+    seal = make_keyring(settings).seal
+    return ValkeyStore(valkey, metrics, realm, reuse.handle_ttl, reuse.engine_ttl, incarnation_of, seal)

@@ -26,7 +26,7 @@ from pd_router.core import store_scripts
 from pd_router.core.pinned import Pinned
 from pd_router.core.store import Entry, Fate, Found, Opened, PutResult, Stats, Ticket
 from pd_router.core.store_settings import FailureKind, Valkey
-from pd_router.core.store_value import DamagedEntry, key_name, prefix, read_entry, write_entry
+from pd_router.core.store_value import DamagedEntry, Seal, key_name, prefix, read_entry, write_entry
 from pd_router.shell.store_metrics import SharedStoreMetrics
 from pd_router.shell.valkey_client import Script, StoreFailed, ValkeyClient
 
@@ -49,6 +49,7 @@ class ValkeyStore:
         router_ttl: seconds after its arrival for which a handle is handed out.
         engine_ttl: seconds for which D keeps the blocks.
         incarnation_of: `Fleet.incarnation_of`.
+        seal: `Keyring.seal` of the key that the routers share.
         now: this router's monotonic clock.
     """
 
@@ -60,6 +61,7 @@ class ValkeyStore:
         router_ttl: float,
         engine_ttl: float,
         incarnation_of: IncarnationOf,
+        seal: Seal,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = ValkeyClient(settings, metrics)
@@ -68,6 +70,7 @@ class ValkeyStore:
         self._ttl_ms = int(router_ttl * 1000)
         self._max_bytes = settings.max_entry_bytes
         self._incarnation_of = incarnation_of
+        self._seal = seal
         self._now = now
         self._pinned = Pinned(engine_ttl)
         self._fates: Counter[str] = Counter()
@@ -157,12 +160,12 @@ class ValkeyStore:
         if not place:
             return Opened(turn, None, ticket)
         # The earliest moments that fit: the ages were counted after the question left, in ms that were cut off.
-        entry = self._read(written, turn, began - (age + 1) / 1000, began - (sent_age + 1) / 1000)
+        entry = self._read(written, key, turn, began - (age + 1) / 1000, began - (sent_age + 1) / 1000)
         return Opened(turn, None if entry is None else Found(entry, key), ticket)
 
-    def _read(self, value: bytes, turn: int, arrived: float, sent: float) -> Entry | None:
+    def _read(self, value: bytes, key: bytes, turn: int, arrived: float, sent: float) -> Entry | None:
         try:
-            stored = read_entry(value)
+            stored = read_entry(value, key_name(key), self._seal)
         except DamagedEntry:
             self._damaged(1)
             return None
@@ -186,7 +189,7 @@ class ValkeyStore:
         arrived_ms = ticket.server_ms + math.floor((entry.arrived - ticket.at) * 1000)
         sent_ms = ticket.server_ms + math.floor((entry.sent - ticket.at) * 1000)
         names = [key_name(key) for key in keys]
-        value = write_entry(entry, names, ticket.era, arrived_ms, sent_ms, self._writer)
+        value = write_entry(entry, names, ticket.era, arrived_ms, sent_ms, self._writer, self._seal)
         try:
             async with self._client.lend("put") as link:
                 if link.run != ticket.run:

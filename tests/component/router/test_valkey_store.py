@@ -453,6 +453,23 @@ async def test_an_entry_with_a_malformed_handle_is_a_miss(make: Make) -> None:
     assert bench.count("failures_total", operation="open", kind="damaged") == 1
 
 
+async def test_a_handle_that_was_laid_under_another_tenants_key_is_a_miss(make: Make) -> None:
+    """Who can write to the server and has no key still makes nobody read somebody else's memory."""
+    store = await make()
+    bench = bench_of(store)
+    await store.leave(ID_A, host="a")
+    await store.leave(ID_B, host="b")
+    first, second = bench.names(b"e")
+    with bench.server.client() as client:
+        values = [client.get(name) for name in (first, second)]
+        for name, value in ((first, values[1]), (second, values[0])):
+            assert isinstance(value, bytes)
+            client.set(name, value, keepttl=True)
+    assert await store.found(ID_A) is None
+    assert await store.found(ID_B) is None
+    assert bench.count("failures_total", operation="open", kind="damaged") == 2
+
+
 async def test_an_oversized_value_is_not_even_sent(make: Make) -> None:
     store = await make(max_entry_bytes=10_000)
     await store.leave(ID_A)
