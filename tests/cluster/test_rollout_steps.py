@@ -49,7 +49,9 @@ class Stage:
         }
         self.apply("a")
         self.looks: list[bool] = []
-        lab.serve()
+        self.until("a router", lambda: lab.pods("router"))
+        for pod in lab.pods("router"):
+            lab.report(pod, _running())
         self.until_complete(prefill="a", decode="a")
         self.since = lab.cluster.audit_position()
         self.revisions = self._revisions()
