@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +36,26 @@ def cluster() -> Iterator[EmbeddedCluster]:
 
 def pdctl(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*PDCTL, *arguments], capture_output=True, text=True, check=False)
+
+
+def pdctl_with(arguments: tuple[str, ...], change: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(changed(arguments, change), capture_output=True, text=True, check=False)
+
+
+def changed(arguments: tuple[str, ...], change: str) -> list[str]:
+    """A command line whose program makes a change to itself first."""
+    code = f"from pdctl.shell.cluster import command, demo_command; {change}; command.app(prog_name='pdctl cluster')"
+    return [sys.executable, "-c", code, *arguments]
+
+
+@contextlib.contextmanager
+def interruptible(arguments: tuple[str, ...], change: str = "pass") -> Iterator[subprocess.Popen[str]]:
+    """A program in a process group of its own."""
+    argv = changed(arguments, change)
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        yield process
 
 
 def test_the_command_line_from_up_to_down(cluster: EmbeddedCluster):
@@ -83,6 +105,96 @@ def test_a_killed_up_can_be_cleaned_and_repeated(cluster: EmbeddedCluster):
     assert cluster.status()["state"] == "broken"
     cluster.up()
     assert cluster.status()["state"] == "up"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("moment", ["network", "process-1", "apiserver"])
+def test_a_signal_while_it_starts_leaves_nothing(cluster: EmbeddedCluster, moment: str, number: signal.Signals):
+    reached: dict[str, Callable[[], object]] = {
+        "network": lambda: network.namespaces_of(cluster.name),
+        "process-1": lambda: network.init_of(cluster.layout.netns()),
+        "apiserver": lambda: (cluster.layout.logs / "apiserver.log").exists(),
+    }
+    with interruptible(("up", "--light", "--name", cluster.name)) as starting:
+        eventually(moment, reached[moment])
+        # To the whole group and more than once, as `make` and an impatient user do.
+        os.killpg(starting.pid, number)
+        eventually("cleaning up", lambda: starting.poll() is not None or os.killpg(starting.pid, number) is None)
+        output, _ = starting.communicate()
+    assert starting.returncode == 128 + number
+    assert f"cleaning up cluster {cluster.name}" in output
+    assert f"ended by {number.name}" in output
+    assert cluster.leftovers() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_a_node_starts_leaves_nothing(number: signal.Signals):
+    cluster = cluster_for_tests("node")
+    with interruptible(("up", "--name", cluster.name)) as starting:
+        eventually("kubelet", lambda: (cluster.layout.logs / "kubelet.log").exists())
+        os.killpg(starting.pid, number)
+        eventually("second signal", lambda: os.killpg(starting.pid, signal.SIGINT) is None)
+        starting.communicate()
+    assert starting.returncode == 128 + number
+    assert cluster.leftovers() == []
+
+
+def test_a_demo_that_is_ended_while_its_cluster_starts_leaves_nothing(tmp_path: Path):
+    cluster = cluster_for_tests("demo")
+    arguments = ("demo", "--out", str(tmp_path))
+    with interruptible(arguments, f"demo_command.NAME = {cluster.name!r}") as playing:
+        eventually("kubelet", lambda: (cluster.layout.logs / "kubelet.log").exists())
+        assert cluster.owner == playing.pid
+        second = pdctl_with(arguments, f"demo_command.NAME = {cluster.name!r}")
+        assert second.returncode == 2
+        assert f"{cluster.name} is in use by process {playing.pid} " in second.stderr
+        assert playing.poll() is None
+        os.killpg(playing.pid, signal.SIGHUP)
+        output, _ = playing.communicate()
+    assert playing.returncode == 128 + signal.SIGHUP
+    assert "nothing is left" in output
+    assert cluster.leftovers() == []
+
+
+def test_what_was_not_in_its_namespaces_yet_is_found_by_its_mark(cluster: EmbeddedCluster):
+    waiting = subprocess.Popen(["sleep", "600"], env={"PD_CLUSTER": cluster.name}, start_new_session=True)
+    with waiting:
+        cluster.down()
+        assert waiting.wait() == -signal.SIGKILL
+
+
+def test_a_full_state_folder_is_told_before_anything_is_started(cluster: EmbeddedCluster, tmp_path: Path):
+    # The file system is this process's alone.
+    code = f'mount -t tmpfs -o size=1m tmpfs {tmp_path} && XDG_STATE_HOME={tmp_path} exec "$@"'
+    argv = ["unshare", "--mount", "sh", "-c", code, "sh", *PDCTL, "up", "--light", "--name", cluster.name]
+    refused = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "1 MB of free space, and 200 MB are needed" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_state_folder_that_becomes_full_fails_the_start_in_words(
+    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+):
+    def full(_text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cluster, "_progress", full)
+    with pytest.raises(ClusterError, match=rf"{cluster.layout.state}: No space left on device"):
+        cluster.up()
+    assert cluster.leftovers() == []
+    assert cluster.owner is None
+
+
+def test_a_cluster_belongs_to_the_process_that_started_it(cluster: EmbeddedCluster):
+    cluster.up()
+    refused = pdctl("down", "--name", cluster.name)
+    assert refused.returncode == 1
+    assert f"{cluster.name} by process {os.getpid()} (" in refused.stderr
+    assert cluster.is_up
+    assert f"used by process {os.getpid()}" in pdctl("list").stdout
+    assert pdctl("down", "--yes", "--name", cluster.name).returncode == 0
+    assert cluster.leftovers() == []
 
 
 def test_a_cluster_whose_process_1_was_killed_is_broken_and_can_be_removed(cluster: EmbeddedCluster):

@@ -1,42 +1,31 @@
-"""The `pdctl` command: one subcommand per module in `shell`."""
+"""The `pdctl` command. Importing what the commands need takes a second, in which Ctrl-C shall not be an error."""
 
 from __future__ import annotations
 
-import typer
-
-from pdctl.shell.cluster.command import app as cluster
-from pdctl.shell.demo_command import demo
-from pdctl.shell.key_command import make as make_key
-from pdctl.shell.model_command import make
-from pdctl.shell.render_command import render
-from pdctl.shell.top_command import top
-from pdctl.shell.up_command import up
-from pdctl.shell.version_command import version
-
-app = typer.Typer(
-    name="pdctl",
-    help="Run, look at and measure prefill/decode deployments.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-model = typer.Typer(help="Models for trying out.", no_args_is_help=True)
-model.command("make")(make)
-app.add_typer(model, name="model")
-key = typer.Typer(help="API keys for clients of a router.", no_args_is_help=True)
-key.command("make")(make_key)
-app.add_typer(key, name="key")
-app.add_typer(cluster, name="cluster")
-app.command("up")(up)
-app.command("demo")(demo)
-app.command("render")(render)
-app.command("top")(top)
-app.command("version")(version)
+import os
+import signal
+import sys
+from typing import NoReturn
 
 
 def main() -> None:
     """Entry point of the `pdctl` script."""
+    # Where SIGINT is ignored (a job in the background), it stays ignored.
+    handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if handled:
+        signal.signal(signal.SIGINT, _leave)
+    from pdctl.shell.app import app
+
+    if handled:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     app()
+
+
+def _leave(_number: int, _frame: object) -> NoReturn:
+    # An exception could be caught or reported by whatever is being imported.
+    sys.stderr.write("pdctl: ended by SIGINT\n")
+    sys.stderr.flush()
+    os._exit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """`pdctl cluster demo`: the cluster is always taken down, and without one the local demo is played."""
 
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from pdctl.__main__ import app
+from pdctl.shell.app import app
 from pdctl.shell.cluster import demo_command
 from pdctl.shell.cluster.places import ClusterError
+from pdctl.shell.cluster.signals import Interrupted
 from pdctl.shell.demo_report import DemoOrder
 
 
@@ -17,18 +19,32 @@ def world(monkeypatch, tmp_path):
     """Runs the command with a stand-in for the cluster, whose inner process is a piece of Python."""
     done: list[str] = []
 
-    def run(inner: str = "", up_fails: str | None = None, *more: str) -> tuple[int, str, list[str]]:
+    def run(
+        inner: str = "", up_fails: BaseException | None = None, *more: str, taken: str = ""
+    ) -> tuple[int, str, list[str]]:
         class Cluster:
+            is_up = False
+
             def __init__(self, name: str, **_listeners: object) -> None:
                 done.append(f"cluster {name}")
+
+            def claim(self) -> None:
+                if taken:
+                    raise ClusterError(taken)
+                done.append("claim")
+
+            def disclaim(self) -> None:
+                done.append("disclaim")
 
             def down(self) -> None:
                 done.append("down")
 
-            def up(self) -> None:
+            def up(self, *, replace: bool) -> None:
+                assert replace
                 if up_fails is not None:
-                    raise ClusterError(up_fails)
+                    raise up_fails
                 done.append("up")
+                self.is_up = True
 
             def inside(self, argv: list[str]) -> list[str]:
                 done.append(" ".join(argv[2:5]))
@@ -56,7 +72,7 @@ def world(monkeypatch, tmp_path):
 def test_the_inner_part_decides_the_exit_code_and_the_cluster_goes_down(world, code):
     found, output, done = world(f"import sys; sys.exit({code})")
     assert found == code
-    assert done == ["cluster demo", "down", "up", "pdctl cluster demo-inside", "down"]
+    assert done == ["cluster demo", "claim", "up", "pdctl cluster demo-inside", "down"]
     assert "nothing is left" in output
 
 
@@ -68,11 +84,44 @@ def test_a_signal_ends_the_inner_part_and_the_cluster(world):
     assert "SIGTERM: stopping" in output
 
 
-def test_without_a_cluster_the_reason_is_told_and_the_local_demo_is_played(world):
-    code, output, done = world(up_fails="this machine allows no namespaces")
+def test_a_signal_while_the_cluster_starts_takes_it_down(world):
+    code, output, done = world(up_fails=Interrupted(signal.SIGHUP))
+    assert code == 128 + 1
+    assert done == ["cluster demo", "claim", "down"]
+    assert "ended by SIGHUP" in output
+
+
+def test_a_cluster_is_kept_only_if_it_is_up(world):
+    assert world("", None, "--keep")[2][-1] == "pdctl cluster demo-inside"
+    assert world("", Interrupted(signal.SIGTERM), "--keep")[2][-1] == "down"
+
+
+def test_it_tells_that_somebody_killed_the_inner_part(world):
+    code, output, done = world("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert code == 1
+    assert "FAILED: the part that runs in the cluster was ended by SIGKILL" in output
+    assert done[-1] == "down"
+
+
+def test_a_second_demo_is_refused_and_leaves_the_first_alone(world):
+    code, output, done = world(taken="cluster demo is in use by process 7")
+    assert code == 2
+    assert "in use by process 7" in output
+    assert done == ["cluster demo"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (ClusterError("this machine allows no namespaces"), "this machine allows no namespaces"),
+        (OSError(28, "No space left on device", "/cache"), "/cache: No space left on device"),
+    ],
+)
+def test_without_a_cluster_the_reason_is_told_and_the_local_demo_is_played(world, failure, words):
+    code, output, done = world(up_fails=failure)
     assert code == 0
-    assert "no cluster can be started here: this machine allows no namespaces" in output
-    assert done[-1] == "local demo of 7 turns"
+    assert f"no cluster can be started here: {words}" in output
+    assert done == ["cluster demo", "claim", "disclaim", "local demo of 7 turns"]
 
 
 @pytest.mark.parametrize(

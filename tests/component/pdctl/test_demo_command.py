@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pdctl.__main__ import app
 from pdctl.core.measurements import Leg, TurnRecord
 from pdctl.shell import demo_report
+from pdctl.shell.app import app
 from pdctl.shell.player import PlayError
 
 ARGUMENTS = ["demo", "--conversations", "1", "--turns", "2", "--longest", "3000"]

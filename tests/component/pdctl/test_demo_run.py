@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from pd_operator.core.choices import Switch
 from pd_operator.core.model import PDDeployment
-from pdctl.__main__ import app
 from pdctl.core.commands import Urls
 from pdctl.shell import demo_local, demo_report, demo_run
+from pdctl.shell.app import app
 from support.deployment import Deployment, Spec
 from support.fake_engine import AnswerStyle, Behaviour
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from typer.testing import CliRunner
 
-from pdctl.__main__ import app
+from pdctl.shell.app import app
 
 
 @pytest.fixture

@@ -62,10 +62,18 @@ def test_a_missing_link_costs_no_build(calls: Path):
 
 def test_a_failed_build_shows_the_compilers_words_and_leaves_nothing_half(calls: Path, tmp_path: Path):
     install_go(tmp_path, 'echo half > "$2"; echo "no such package" >&2; exit 1')
-    with pytest.raises(ClusterError, match=r"(?s)pause can't be built:\nno such package"):
+    with pytest.raises(ClusterError, match=r"(?s)pause can't be built:\nno such package") as failed:
         build_programs(lambda _: None)
+    # Nothing speaks for an old Go here.
+    assert "1.26.8" not in str(failed.value)
     assert missing_programs() == NAMES
     assert [path for path in cache_folder().rglob("*") if path.is_file()] == [cache_folder() / "lock"]
+
+
+def test_an_old_go_is_told_as_such(calls: Path, tmp_path: Path):
+    install_go(tmp_path, 'echo "go: go.mod requires go >= 1.26.8 (running go 1.19)" >&2; exit 1')
+    with pytest.raises(ClusterError, match=r"(?s)running go 1\.19\)\nGo 1\.26\.8 or newer is needed"):
+        build_programs(lambda _: None)
 
 
 def test_without_go_it_says_where_to_get_it(calls: Path, monkeypatch: pytest.MonkeyPatch):

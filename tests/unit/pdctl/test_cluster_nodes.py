@@ -101,6 +101,7 @@ def test_a_machine_with_everything_has_no_problem():
         ),
         ({"cgroup_error": "Read-only file system"}, "no cgroup can be made: Read-only file system"),
         ({"has_overlay": False}, "overlay"),
+        ({"state_error": "/state has 1 MB"}, "the state folder /state has 1 MB; XDG_STATE_HOME names another place"),
         ({"paths": {"the cache folder": "/var/lib/ci/cache"}}, "the cache folder is /var/lib/ci/cache"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pd_operator.core.problems import SpecError
-from pdctl.__main__ import app
+from pdctl.shell.app import app
 from pdctl.shell.files import FileError, load_deployment, read_document
 
 GOOD = """

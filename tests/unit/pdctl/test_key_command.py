@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pd_router.core.auth import parse_keys
-from pdctl.__main__ import app
+from pdctl.shell.app import app
 
 
 def run(*words: str) -> tuple[int, str, str]:

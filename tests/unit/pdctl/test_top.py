@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from pdctl.__main__ import app
 from pdctl.core.top_figures import Figures, figures
 from pdctl.core.top_window import Look, Window, merged, quantile
+from pdctl.shell.app import app
 from pdctl.shell.top_command import History, as_object
 from pdctl.shell.top_screen import screen
 from pdctl.shell.top_source import Reading, SourceError, parse_fleet, parse_look

@@ -64,7 +64,7 @@ def private_mounts(layout: Layout, node: int, resolv_conf: str) -> list[Step]:
         run("chmod", "700", "/var/lib/etcd"),
         run("mount", "--bind", str(pod_logs), "/var/log"),
         make_folders("/var/log/pods", "/var/log/containers"),
-        run("mount", "--bind", str(layout.state / "node-resolv.conf"), resolv_conf),
+        run("mount", "--bind", str(layout.node_resolver), resolv_conf),
     ]
 
 

@@ -65,6 +65,11 @@ class Layout:
         return self.state / "audit-policy.json"
 
     @property
+    def node_resolver(self) -> Path:
+        """What a node's own programs see as /etc/resolv.conf."""
+        return self.state / "node-resolv.conf"
+
+    @property
     def record(self) -> Path:
         """What `up` made, for the other commands; written last."""
         return self.state / "cluster.json"

@@ -34,6 +34,8 @@ FULL_PROGRAMS: Final = {
 
 V1_CONTROLLERS: Final = ("blkio", "cpu", "cpuacct", "cpuset", "devices", "freezer", "memory", "pids")
 V2_CONTROLLERS: Final = ("cpu", "cpuset", "io", "memory", "pids")
+STATE_BYTES: Final = 200_000_000
+"""Free space that a start asks for: a cluster of two nodes writes about 20 MB, and its audit log grows."""
 HIDDEN_FOLDERS: Final = ("/run", "/var/run", "/var/lib", "/var/log")
 """A node mounts its own over these, so nothing that it needs may lie below them."""
 
@@ -51,6 +53,7 @@ class Observed:
     cgroup_error: str
     has_overlay: bool
     paths: Mapping[str, str]
+    state_error: str = ""
 
 
 def problems(observed: Observed, *, light: bool) -> list[str]:
@@ -66,6 +69,8 @@ def problems(observed: Observed, *, light: bool) -> list[str]:
         found.append(f"missing: {', '.join(observed.missing_programs)}; Debian packages: {' '.join(packages)}")
     if observed.namespaces_error:
         found.append(f"namespaces can't be made here: {observed.namespaces_error}")
+    if observed.state_error:
+        found.append(f"the state folder {observed.state_error}; XDG_STATE_HOME names another place for it")
     for what, path in observed.paths.items():
         if any(path == folder or path.startswith(f"{folder}/") for folder in HIDDEN_FOLDERS):
             found.append(f"{what} is {path}, and a node hides {', '.join(HIDDEN_FOLDERS)} of the machine")

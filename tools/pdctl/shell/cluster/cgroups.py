@@ -14,8 +14,10 @@ from typing import Final
 
 from pdctl.core.cluster.preflight import V2_CONTROLLERS
 from pdctl.shell.cluster.places import ClusterError
+from pdctl.shell.cluster.signals import uninterrupted
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
+PROBE: Final = "pdprobe-"
 REMOVE_SECONDS: Final = 30.0
 
 
@@ -39,13 +41,17 @@ def available_controllers(version: int | None) -> frozenset[str]:
 def try_cgroup() -> str:
     """Why no cgroup can be made, or ""."""
     # With a number, since several starts may probe at once; not with the prefix of clusters.
-    name = f"pdprobe-{os.getpid()}"
-    try:
-        make_cgroups(name, [])
-    except (OSError, ClusterError) as error:
-        return str(error)
-    finally:
-        remove_cgroups(name)
+    name = f"{PROBE}{os.getpid()}"
+    with uninterrupted():
+        for number in clusters_with_cgroups(PROBE):
+            if not os.path.exists(f"/proc/{number}"):
+                remove_cgroups(f"{PROBE}{number}")
+        try:
+            make_cgroups(name, [])
+        except (OSError, ClusterError) as error:
+            return str(error)
+        finally:
+            remove_cgroups(name)
     return ""
 
 

@@ -25,12 +25,15 @@ from pdctl.shell.cluster import network
 from pdctl.shell.cluster.api import Api
 from pdctl.shell.cluster.build import build_programs
 from pdctl.shell.cluster.cgroups import clusters_with_cgroups, leftover_cgroups, remove_cgroups
+from pdctl.shell.cluster.claims import Claim, owners
 from pdctl.shell.cluster.images import import_archive, pack_development_images, pack_pause
 from pdctl.shell.cluster.machine import require
 from pdctl.shell.cluster.orders import order
 from pdctl.shell.cluster.places import ClusterError, layout_of, state_folder
 from pdctl.shell.cluster.readiness import Waiter, wait_for_control_plane, wait_for_node, wait_for_runtime
-from pdctl.shell.cluster.start import Wishes, start
+from pdctl.shell.cluster.signals import uninterrupted
+from pdctl.shell.cluster.start import Wishes, mark_of, start
+from pdctl.shell.guard import kill_marked
 
 
 def _silent(_text: str) -> None:
@@ -52,6 +55,7 @@ class EmbeddedCluster:
         self.wishes = wishes or Wishes()
         self._say = say
         self._progress = progress
+        self._claim: Claim | None = None
 
     @property
     def name(self) -> str:
@@ -70,8 +74,18 @@ class EmbeddedCluster:
 
     # --- up and down ------------------------------------------------------------------------------------------------
 
-    def up(self) -> None:
-        """Start it and wait until it is usable. A cluster of this name that is up is kept if it is of the same kind.
+    def claim(self) -> None:
+        """Keep the name for this process until `down` or its end; `up` does so by itself.
+
+        Raises:
+            ClusterError: another living process has it.
+        """
+        if self._claim is None:
+            self._claim = Claim(self.name)
+
+    def up(self, *, replace: bool = False) -> None:
+        """Start it and wait until it is usable. A cluster of this name that is up is kept if it is of the same kind,
+        unless it is to be replaced.
 
         Raises:
             ClusterError: it can't be started; nothing is left of it then.
@@ -79,16 +93,27 @@ class EmbeddedCluster:
         require(light=self.wishes.light, say=self._say)
         folder = build_programs(self._say)
         with self._locked():
-            if self._keep_running_one():
+            if replace and self.is_up:
+                self._say(f"cluster {self.name} is up already and makes room for a new one")
+            elif self._keep_running_one():
                 return
+            self.claim()
             begun = time.monotonic()
             try:
                 self._clean()
                 self._start(folder)
-            except BaseException:
-                self._clean()
+                self._say(f"cluster {self.name} is up after {time.monotonic() - begun:.1f} s")
+            except BaseException as error:
+                try:
+                    if not isinstance(error, Exception):
+                        self._say(f"cleaning up cluster {self.name}; further signals wait until that is done")
+                finally:
+                    self._clean()
+                    self.disclaim()
+                if isinstance(error, OSError):
+                    where = error.filename or self.layout.state
+                    raise ClusterError(f"cluster {self.name}: {where}: {error.strerror or error}") from error
                 raise
-            self._say(f"cluster {self.name} is up after {time.monotonic() - begun:.1f} s")
 
     def down(self) -> None:
         """End it and remove everything. Nothing happens where there is nothing.
@@ -98,6 +123,7 @@ class EmbeddedCluster:
         """
         with self._locked():
             self._clean()
+        self.disclaim()
 
     def __enter__(self) -> EmbeddedCluster:
         self.up()
@@ -107,9 +133,20 @@ class EmbeddedCluster:
         self.down()
 
     @property
+    def owner(self) -> int | None:
+        """The living process that started it for its own use, such as a demo or a test run."""
+        return owners().get(self.name)
+
+    @property
     def is_up(self) -> bool:
         """Was it started to the end, and does node 0 still run?"""
         return self.layout.record.exists() and network.init_of(self.layout.netns()) is not None
+
+    def disclaim(self) -> None:
+        """Leave the name to others."""
+        if self._claim is not None:
+            self._claim.release()
+            self._claim = None
 
     def _keep_running_one(self) -> bool:
         if not self.is_up:
@@ -156,9 +193,15 @@ class EmbeddedCluster:
             waiter.until("images", imported)
 
     def _clean(self) -> None:
+        with uninterrupted():
+            self._remove_everything()
+
+    def _remove_everything(self) -> None:
         netnses = network.namespaces_of(self.name)
         for netns in netnses:
             network.kill_processes(netns)
+        # What an interrupted start has left on its way into the namespaces.
+        kill_marked(mark_of(self.name))
         for netns in netnses:
             network.delete_netns(netns)
         remove_cgroups(self.layout.cgroup)
@@ -226,6 +269,12 @@ class EmbeddedCluster:
     def inside(self, argv: Sequence[str]) -> list[str]:
         """The command line that runs another one in the cluster's network: for pod and Service addresses."""
         return network.enter(self.layout.netns(), list(argv))
+
+    def inside_with_names(self, argv: Sequence[str]) -> list[str]:
+        """The same, with the cluster's name server where it has one: `NAME.NAMESPACE.svc` are known, as in a pod."""
+        if self._record()["wishes"]["light"]:
+            return self.inside(argv)
+        return self.inside(network.with_resolver(self.layout.node_resolver, list(argv)))
 
     def run(self, argv: Sequence[str], *, stdin: str | None = None, check: bool = True) -> str:
         """Run `kubectl …`, `helm …` or anything else as a client. Returns its standard output.
@@ -331,6 +380,6 @@ class EmbeddedCluster:
 def known_clusters() -> list[str]:
     """Names of all clusters of which anything exists."""
     names = network.clusters_with_namespaces() | clusters_with_cgroups(PREFIX)
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         names |= {path.name for path in state_folder().iterdir() if path.is_dir()}
     return sorted(names)

@@ -9,6 +9,8 @@ instead, and the reason is told.
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Coroutine
@@ -23,6 +25,8 @@ from pd_operator.core.problems import SpecError
 from pdctl.shell.cluster.cluster import EmbeddedCluster
 from pdctl.shell.cluster.demo_ground import ClusterGround
 from pdctl.shell.cluster.places import ClusterError
+from pdctl.shell.cluster.signals import Interrupted, uninterrupted
+from pdctl.shell.cluster.told import describe
 from pdctl.shell.console import Console
 from pdctl.shell.demo_command import (
     Conversations,
@@ -43,6 +47,8 @@ from pdctl.shell.model_maker import ModelMakerError, cached_tiny_model
 NAME: Final = "demo"
 Chart = Annotated[Path, typer.Option(help="The operator's Helm chart.", exists=True, file_okay=False)]
 Example = Annotated[Path, typer.Option(help="The PDDeployment to apply.", exists=True, dir_okay=False)]
+LEAVE_SECONDS: Final = 10.0
+"""What the inner process gets for stopping in its own way; then the cluster's end is its end."""
 WHERE: Final = "in pods of an embedded Kubernetes"
 
 
@@ -68,26 +74,46 @@ def demo(
     except FolderError as error:
         fail(f"--out {error}")
     console = Console(show_lines=False)
-    cluster = EmbeddedCluster(NAME, say=console.say, progress=console.progress)
+    try:
+        cluster = EmbeddedCluster(NAME, say=console.say, progress=console.progress)
+        # For the whole run: another demo would take the cluster away.
+        cluster.claim()
+    except ClusterError as error:
+        fail(str(error))
     begun = time.monotonic()
     try:
         # The pods see the cache of models as it is when they start.
         cached_tiny_model(console.say)
-        cluster.down()
-        cluster.up()
-    except (ClusterError, ModelMakerError) as error:
+    except (ModelMakerError, OSError) as error:
+        fail(f"the tiny model can't be made: {_told(error)}")
+    code, obstacle = 1, ""
+    try:
+        try:
+            cluster.up(replace=True)
+        except (ClusterError, OSError) as error:
+            obstacle = _told(error)
+        else:
+            console.settle()
+            seconds = f"{time.monotonic() - begun:.1f}"
+            words = [
+                *("--out", str(out), "--chart", str(chart), "--example", str(example), "--up-seconds", seconds),
+                *("--conversations", str(conversations), "--turns", str(turns), "--longest", str(longest)),
+                *("--step", str(step), "--reply", str(reply)),
+            ]
+            code = _in_cluster(cluster, words, console)
+    finally:
         console.settle()
-        console.say(f"no cluster can be started here: {error}\nplaying the local demo instead")
-        raise typer.Exit(asyncio.run(run_local_demo(order))) from None
-    console.settle()
-    up_seconds = time.monotonic() - begun
-    inner = [
-        *(sys.executable, "-m", "pdctl", "cluster", "demo-inside", "--out", str(out), "--chart", str(chart)),
-        *("--conversations", str(conversations), "--turns", str(turns), "--longest", str(longest)),
-        *("--step", str(step), "--reply", str(reply), "--example", str(example), "--up-seconds", f"{up_seconds:.1f}"),
-    ]
-    code = asyncio.run(_outer(cluster, inner, console, keep))
+        if not obstacle:
+            _finish(cluster, console, keep=keep)
+    if obstacle:
+        cluster.disclaim()
+        console.say(f"no cluster can be started here: {obstacle}\nplaying the local demo instead")
+        code = asyncio.run(run_local_demo(order))
     raise typer.Exit(code)
+
+
+def _told(error: Exception) -> str:
+    return describe(error) if isinstance(error, OSError) else str(error)
 
 
 def example_or_exit(example: Path) -> PDDeployment:
@@ -104,33 +130,44 @@ def fail(text: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-async def _outer(cluster: EmbeddedCluster, inner: list[str], console: Console, keep: bool) -> int:
-    interrupts = Interrupts(console.say)
-    console.on_closed(interrupts.output_closed)
+def _in_cluster(cluster: EmbeddedCluster, words: list[str], console: Console) -> int:
+    inner = cluster.inside([sys.executable, "-m", "pdctl", "cluster", "demo-inside", *words])
+    process = None
     try:
-        code = await interrupts.run(_in_cluster(cluster, inner))
-    finally:
-        begun = time.monotonic()
-        if keep:
-            console.say(
-                f"the cluster stays: pdctl cluster kubectl --name {NAME} get pdd; pdctl cluster down --name {NAME}"
-            )
-        else:
-            cluster.down()
-            console.say(f"the cluster is down after {time.monotonic() - begun:.1f} s, nothing is left")
-    return interrupts.exit_code if code is None else code
-
-
-async def _in_cluster(cluster: EmbeddedCluster, inner: list[str]) -> int:
-    process = await asyncio.create_subprocess_exec(*cluster.inside(inner), env=cluster.environment())
-    try:
-        return await process.wait()
-    except asyncio.CancelledError:
+        process = subprocess.Popen(inner, env=cluster.environment())
+        code = process.wait()
+    except Interrupted as interrupted:
+        console.say(f"{interrupted}: stopping and taking the cluster down; further signals wait until that is done")
         # A terminal's Ctrl-C reaches it as well; a signal to this process alone doesn't.
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-        raise
+        if process is not None:
+            _stop(process)
+        return interrupted.exit_code
+    if code < 0:
+        console.say(f"FAILED: the part that runs in the cluster was ended by {signal.Signals(-code).name}")
+        return 1
+    return code
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    with uninterrupted():
+        process.terminate()
+        try:
+            process.wait(LEAVE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _finish(cluster: EmbeddedCluster, console: Console, *, keep: bool) -> None:
+    if keep and cluster.is_up:
+        console.say(f"the cluster stays: pdctl cluster kubectl --name {NAME} get pdd; pdctl cluster down --name {NAME}")
+        return
+    begun = time.monotonic()
+    try:
+        cluster.down()
+    except ClusterError as error:
+        raise ClusterError(f"{error}\ntry again: pdctl cluster down --name {NAME}") from error
+    console.say(f"the cluster is down after {time.monotonic() - begun:.1f} s, nothing is left")
 
 
 def demo_inside(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from pdctl.core.cluster.preflight import FULL_PROGRAMS, LIGHT_PROGRAMS, Observed, problems
+from pdctl.core.cluster.preflight import FULL_PROGRAMS, LIGHT_PROGRAMS, STATE_BYTES, Observed, problems
 from pdctl.shell.cluster.cgroups import available_controllers, cgroup_version, try_cgroup
 from pdctl.shell.cluster.places import ClusterError, cache_folder, state_folder
+from pdctl.shell.cluster.signals import uninterrupted
 
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NAMESPACES: Final = ("--mount", "--uts", "--ipc", "--pid", "--net", "--fork")
@@ -55,7 +58,27 @@ def observe(*, light: bool) -> Observed:
             "the virtual environment": sys.prefix,
             "this program": str(Path(__file__).resolve()),
         },
+        state_error=try_state_folder() if is_root else "",
     )
+
+
+def try_state_folder() -> str:
+    """Why a cluster's files can't be kept, or "". Makes the folder's parents only for a moment."""
+    folder = state_folder()
+    made = [path for path in (folder, folder.parent) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return f"{folder} can't be written to: {error.strerror}"
+    finally:
+        for path in made:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+    if free < STATE_BYTES:
+        return f"{folder} has {free / 1e6:.0f} MB of free space, and {STATE_BYTES / 1e6:.0f} MB are needed"
+    return ""
 
 
 def _missing_programs(*, light: bool) -> list[str]:
@@ -72,14 +95,20 @@ def _install(missing: list[str], say: Callable[[str], None], *, light: bool) -> 
     table = LIGHT_PROGRAMS if light else FULL_PROGRAMS
     packages = sorted({table[name] for name in missing})
     say(f"installing Debian packages: {' '.join(packages)}")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    install = [apt, "install", "--yes", "--quiet", "--no-install-recommends", *packages]
-    done = subprocess.run(install, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        subprocess.run([apt, "update", "--quiet"], env=environment, capture_output=True, check=False)
-        done = subprocess.run(install, env=environment, capture_output=True, text=True, check=False)
+    install = ["install", "--yes", "--quiet", "--no-install-recommends", *packages]
+    # A package that is half configured would be in the way of the next attempt.
+    with uninterrupted():
+        done = _apt(apt, *install)
+        if done.returncode:
+            _apt(apt, "update", "--quiet")
+            done = _apt(apt, *install)
     if done.returncode:
         say("apt-get: " + "\n".join((done.stdout + done.stderr).strip().splitlines()[-5:]))
+
+
+def _apt(*argv: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, start_new_session=True)
 
 
 def _namespaces_error() -> str:

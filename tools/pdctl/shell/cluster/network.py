@@ -33,6 +33,15 @@ def enter(netns: str, argv: list[str]) -> list[str]:
     return ["nsenter", f"--net={netns_path(netns)}", "--", *argv]
 
 
+def with_resolver(resolver: Path, argv: list[str]) -> list[str]:
+    """The command line that runs another one which sees ``resolver`` as /etc/resolv.conf; nobody else does."""
+    target = os.path.realpath("/etc/resolv.conf")
+    if not os.path.exists(target):
+        return argv
+    script = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
+    return ["unshare", "--mount", "--", "sh", "-c", script, "sh", str(resolver), target, *argv]
+
+
 def make_light_network(layout: Layout, api_port: int) -> None:
     """Loopback only, with the address that the API server advertises."""
     _make_netns(layout.netns(), api_port)
@@ -121,7 +130,8 @@ def kill_processes(netns: str) -> None:
 
 def delete_netns(netns: str) -> None:
     """Remove the name, and with it the namespace, once nothing runs in it."""
-    subprocess.run(["ip", "netns", "delete", netns], check=False, capture_output=True)
+    # In a session of its own, where Ctrl-C at a terminal doesn't reach it.
+    subprocess.run(["ip", "netns", "delete", netns], check=False, capture_output=True, start_new_session=True)
 
 
 def _all_netns() -> list[str]:

@@ -17,15 +17,26 @@ class ClusterError(Exception):
     """Something about an embedded cluster that can't go on, in words for the user."""
 
 
+def home() -> Path:
+    """The user's home folder.
+
+    Raises:
+        ClusterError: HOME is set and empty, which would mean the root folder.
+    """
+    if os.environ.get("HOME") == "":
+        raise ClusterError("HOME is empty; set it to a folder that can be written to, or unset it")
+    return Path.home()
+
+
 def cache_folder() -> Path:
     """Built programs; safe to delete while no cluster runs."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    base = os.environ.get("XDG_CACHE_HOME") or home() / ".cache"
     return Path(base) / "pd-operator" / "cluster"
 
 
 def state_folder() -> Path:
     """One folder per cluster that is up."""
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    base = os.environ.get("XDG_STATE_HOME") or home() / ".local" / "state"
     return Path(base) / "pd-operator" / "cluster"
 
 

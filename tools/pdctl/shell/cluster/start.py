@@ -74,7 +74,7 @@ def _write_shared_files(layout: Layout) -> None:
     _write(layout.audit_policy, config.audit_policy())
     # A pod with dnsPolicy Default gets this: no resolver.
     _write(layout.state / "resolv.conf", "")
-    _write(layout.state / "node-resolv.conf", config.node_resolv_conf())
+    _write(layout.node_resolver, config.node_resolv_conf())
 
 
 def _write_node_files(layout: Layout, programs: daemons.Programs, size: nodes.Size, node: int) -> None:
@@ -107,7 +107,7 @@ def _start_node(layout: Layout, wishes: Wishes, node: int, parts: tuple[daemons.
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=_environment(),
+            env=_environment(layout.name),
             pass_fds=[listener] if node == 0 else [],
             check=False,
         )
@@ -124,9 +124,15 @@ def _programs(folder: Path, *, light: bool) -> daemons.Programs:
     return daemons.Programs(folder, **{name: Path(path) for name, path in found.items() if path})
 
 
-def _environment() -> Mapping[str, str]:
+def mark_of(name: str) -> str:
+    """In the environment of a cluster's processes, by which they are found before they are in its namespaces, too."""
+    return f"PD_CLUSTER={name}"
+
+
+def _environment(name: str) -> Mapping[str, str]:
     """Daemons get a plain environment: a proxy setting, say, would send their loopback traffic out."""
-    return {"PATH": SYSTEM_PATH, "HOME": "/root", "LANG": "C.UTF-8"}
+    key, _, value = mark_of(name).partition("=")
+    return {"PATH": SYSTEM_PATH, "HOME": "/root", "LANG": "C.UTF-8", key: value}
 
 
 def _containerd_major(programs: daemons.Programs) -> int:
