@@ -24,6 +24,9 @@ HAND_OVER_MANAGER: Final = "pd-operator-handover"
 """Holds a field for the moment in which the operator lets go of it, until its new owner writes it."""
 
 HASH_ANNOTATION: Final = f"{names.API_GROUP}/rendered-hash"
+OPERATOR_ANNOTATION: Final = f"{names.API_GROUP}/operator"
+"""Which operator wrote a child: NAMESPACE/RELEASE."""
+
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 
 IMMUTABLE: Final = {
@@ -70,6 +73,7 @@ class Child:
         deployment: name of the PDDeployment in its label.
         managed: carries the managed-by label of this operator.
         owner: (kind, name, uid) of its controller, empty texts without one.
+        operator: which operator wrote it, see `rivals`.
         owned_fields: `fieldsV1` of this operator's apply, as JSON text; empty when it never applied.
     """
 
@@ -81,6 +85,7 @@ class Child:
     managed: bool = False
     owner: tuple[str, str, str] = ("", "", "")
     rendered_hash: str = ""
+    operator: str = ""
     owned_fields: str = ""
     deleting: bool = False
     workload: Workload | None = None
@@ -133,7 +138,7 @@ class Observed:
 def observe_child(kind: str, raw: Mapping[str, Any]) -> Child:
     """Cut an object from the API down to what decisions need."""
     metadata = _mapping(raw.get("metadata"))
-    labels = _mapping(metadata.get("labels"))
+    labels, annotations = _mapping(metadata.get("labels")), _mapping(metadata.get("annotations"))
     return Child(
         ref=Ref(kind, str(metadata.get("namespace", "")), str(metadata.get("name", ""))),
         uid=str(metadata.get("uid", "")),
@@ -142,7 +147,8 @@ def observe_child(kind: str, raw: Mapping[str, Any]) -> Child:
         role=str(labels.get(names.LABEL_ROLE, "")),
         managed=labels.get(MANAGED_BY_LABEL) == MANAGED_BY,
         owner=_controller(metadata),
-        rendered_hash=str(_mapping(metadata.get("annotations")).get(HASH_ANNOTATION, "")),
+        rendered_hash=str(annotations.get(HASH_ANNOTATION, "")),
+        operator=str(annotations.get(OPERATOR_ANNOTATION, "")),
         owned_fields=_owned_fields(metadata),
         deleting="deletionTimestamp" in metadata,
         workload=_workload(kind, raw) if kind in IMMUTABLE else None,

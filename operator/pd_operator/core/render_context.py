@@ -11,7 +11,7 @@ class RenderContext:
 
     ``uid`` is the owner's metadata.uid. ``image_pull_policy`` applies to the router's and the connector's image.
     ``operator_namespace`` is where the operator runs: only from there may it read the routers' admin port; empty
-    allows an operator in any namespace.
+    allows an operator in any namespace. ``identity`` names the operator on every child; empty leaves that out.
     """
 
     uid: str
@@ -20,3 +20,4 @@ class RenderContext:
     image_pull_policy: str | None = None
     image_pull_secrets: tuple[str, ...] = ()
     operator_namespace: str = ""
+    identity: str = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pd_operator.core.model import API_VERSION, PDDeployment
+from pd_operator.core.observed import OPERATOR_ANNOTATION
 from pd_operator.core.render_context import RenderContext
 from pd_wire import names as wire
 
@@ -19,6 +20,7 @@ def child(
     **fields: Any,
 ) -> dict[str, Any]:
     """A child object. ``fields`` are its other top-level fields, such as spec."""
+    written_by = {"annotations": {OPERATOR_ANNOTATION: context.identity}} if context.identity else {}
     return {
         "apiVersion": api_version,
         "kind": kind,
@@ -26,6 +28,7 @@ def child(
             "name": name,
             "namespace": deployment.metadata.namespace,
             "labels": labels,
+            **written_by,
             "ownerReferences": [owner_reference(deployment, context)],
         },
         **fields,

@@ -63,7 +63,8 @@ def router_service(deployment: PDDeployment, context: RenderContext) -> dict[str
     name = names.router_name(deployment)
     manifest = child(deployment, context, "v1", "Service", name, _labels(deployment), spec=spec)
     if service.annotations:
-        manifest["metadata"]["annotations"] = dict(service.annotations)
+        metadata = manifest["metadata"]
+        metadata["annotations"] = {**metadata.get("annotations", {}), **service.annotations}
     return manifest
 
 

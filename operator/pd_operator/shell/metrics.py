@@ -15,7 +15,8 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self.reconciles = Counter(
             "pd_operator_reconciles",
-            "Reconciles by result: settled, waiting (a child is refused), invalid (bad spec), gone, failed.",
+            "Reconciles by result: settled, waiting (a child is refused), invalid (bad spec), standing_back (another "
+            "operator's), gone, failed.",
             ("result",),
             registry=self.registry,
         )
@@ -41,6 +42,11 @@ class Metrics:
             "pd_operator_router_polls", "Questions to routers by result.", ("result",), registry=self.registry
         )
         self.deployments = Gauge("pd_operator_deployments", "PDDeployments that are served.", registry=self.registry)
+        self.standing_back = Gauge(
+            "pd_operator_standing_back",
+            "PDDeployments that this operator leaves alone because another one manages them.",
+            registry=self.registry,
+        )
         self.waiting = Gauge("pd_operator_waiting", "PDDeployments that wait for a reconcile.", registry=self.registry)
         self.resyncs = Counter(
             "pd_operator_resyncs", "Complete looks at the cluster by result.", ("result",), registry=self.registry

@@ -13,6 +13,7 @@ CONNECTOR_IMAGE: Final = "PD_CONNECTOR_IMAGE"
 PULL_POLICY: Final = "PD_IMAGE_PULL_POLICY"
 PULL_SECRETS: Final = "PD_IMAGE_PULL_SECRETS"
 NAMESPACE: Final = "PD_OPERATOR_NAMESPACE"
+IDENTITY: Final = "PD_OPERATOR_IDENTITY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Options:
 
     Attributes:
         operator_namespace: where it runs; empty outside of a cluster.
+        identity: names this operator on its children, NAMESPACE/RELEASE; two that differ don't share an object.
         namespaces: the ones that are served; empty means all of the cluster.
         resync: seconds between two complete looks at the cluster.
         router_poll: seconds between two questions to each router.
@@ -33,6 +35,7 @@ class Options:
     image_pull_policy: str | None = None
     image_pull_secrets: tuple[str, ...] = ()
     operator_namespace: str = ""
+    identity: str = "pd-operator"
     namespaces: tuple[str, ...] = ()
     resync: float = 300.0
     router_poll: float = 30.0
@@ -58,6 +61,7 @@ def parse_options(argv: Sequence[str], environ: Mapping[str, str] | None = None)
         image_pull_policy=args.image_pull_policy or None,
         image_pull_secrets=tuple(name for name in env.get(PULL_SECRETS, "").split(",") if name),
         operator_namespace=env.get(NAMESPACE, ""),
+        identity=args.identity,
         namespaces=tuple(dict.fromkeys(args.namespace)),
         resync=args.resync,
         router_poll=args.router_poll,
@@ -95,6 +99,12 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
         default=_text(defaults.metrics),
         metavar="HOST:PORT",
         help="where /metrics is served",
+    )
+    add(
+        "--identity",
+        default=env.get(IDENTITY) or defaults.identity,
+        metavar="NAMESPACE/RELEASE",
+        help=f"which operator this is, for objects that two of them see; or {IDENTITY}",
     )
     add("--router-image", default=env.get(ROUTER_IMAGE, ""), metavar="IMAGE", help=f"or {ROUTER_IMAGE}")
     add("--connector-image", default=env.get(CONNECTOR_IMAGE, ""), metavar="IMAGE", help=f"or {CONNECTOR_IMAGE}")

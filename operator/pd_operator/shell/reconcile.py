@@ -30,6 +30,7 @@ from pd_operator.shell.api import ApiError, ClusterApi
 from pd_operator.shell.carry_out import Hands
 from pd_operator.shell.events import post_events
 from pd_operator.shell.mirror import Mirror
+from pd_operator.shell.rivals import Rivals
 from pd_operator.shell.wakeups import Key
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Result(StrEnum):
     SETTLED = "settled"
     WAITING = "waiting"
     INVALID = "invalid"
+    STANDING_BACK = "standing_back"
     GONE = "gone"
 
 
@@ -64,6 +66,7 @@ class Reconciler:
         context: Callable[[str], RenderContext],
         answers: Callable[[], Mapping[str, RouterAnswer | None]],
         now: Callable[[], str],
+        rivals: Rivals,
     ) -> None:
         self._api = api
         self._mirror = mirror
@@ -71,6 +74,7 @@ class Reconciler:
         self._context = context
         self._answers = answers
         self._now = now
+        self._rivals = rivals
 
     async def reconcile(self, key: Key) -> Result:
         """Look at one object and do what is to do.
@@ -88,6 +92,8 @@ class Reconciler:
         observed = await self._with_objects_in_the_way(wish.manifests, observed)
         manifests = held_back(wish.generation, wish.manifests, observed)
         todo = plan(manifests, observed, self._hands.not_kept)
+        turn, news = self._rivals.turn(todo, observed)
+        todo = turn.plan
         if any(action.why is Why.ABSENT for action in todo.actions) and not await self._is_alive(observed):
             return Result.GONE
         outcome = await self._hands.carry_out(todo)
@@ -95,6 +101,10 @@ class Reconciler:
             if outcome.interrupted.namespace_is_going:
                 return Result.GONE
             raise Interrupted(outcome.interrupted, progress=outcome.wrote > 0) from outcome.interrupted
+        if turn.rival:
+            # Its status is the other operator's as well.
+            await post_events(self._api, observed, news, self._now())
+            return Result.STANDING_BACK
         await self._report(key, wish, observed, outcome.refusals)
         return Result.WAITING if outcome.refusals else Result.SETTLED
 

@@ -26,6 +26,7 @@ from pd_operator.shell.metrics import Metrics
 from pd_operator.shell.mirror import Mirror
 from pd_operator.shell.options import Options
 from pd_operator.shell.reconcile import Interrupted, Reconciler, Result
+from pd_operator.shell.rivals import Rivals
 from pd_operator.shell.router_poll import RouterPoll
 from pd_operator.shell.wakeups import Key, Wakeups
 
@@ -53,8 +54,15 @@ class Operator:
         self.vitals = Vitals(clock, options.resync, self.wakeups)
         self.polls = RouterPoll(self.mirror, self.wakeups.wake, options.router_poll, metrics, clock)
         self._hands = Hands(api, self.mirror, metrics)
+        self._rivals = Rivals(options.identity, clock, metrics)
         self._reconciler = Reconciler(
-            api, self.mirror, self._hands, self._context, lambda: self.polls.answers, _rfc3339_now
+            api,
+            self.mirror,
+            self._hands,
+            self._context,
+            lambda: self.polls.answers,
+            _rfc3339_now,
+            self._rivals,
         )
         metrics.deployments.set_function(lambda: len(self.mirror.keys()))
         metrics.waiting.set_function(lambda: len(self.wakeups))
@@ -139,10 +147,13 @@ class Operator:
             self.wakeups.failed(key)
         else:
             self.wakeups.done(key)
+        if result is Result.STANDING_BACK:
+            self.wakeups.wake(key, self._rivals.wait(key))
 
     def _forget(self, key: Key) -> None:
         if self.mirror.deployment(key) is None:
             self.wakeups.forget(key)
+            self._rivals.forget(key)
             with contextlib.suppress(KeyError):
                 self._metrics.last_reconcile.remove(*key)
 
@@ -154,6 +165,7 @@ class Operator:
             image_pull_policy=self._options.image_pull_policy,
             image_pull_secrets=self._options.image_pull_secrets,
             operator_namespace=self._options.operator_namespace,
+            identity=self._options.identity,
         )
 
 

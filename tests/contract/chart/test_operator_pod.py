@@ -37,6 +37,7 @@ def test_the_defaults_are_the_programs_own() -> None:
         router_image=f"{registry}/pd-router:0.1.0",
         connector_image=f"{registry}/pd-connector:0.1.0",
         operator_namespace="from-the-pod",
+        identity="pd-system/pd-operator",
     )
 
 
@@ -55,6 +56,7 @@ def test_every_setting_reaches_the_program() -> None:
         image_pull_policy="Always",
         image_pull_secrets=("one", "two"),
         operator_namespace="from-the-pod",
+        identity="pd-system/pd-operator",
         namespaces=("team-a", "team-b"),
         resync=60,
         router_poll=5,

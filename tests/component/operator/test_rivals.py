@@ -1,0 +1,131 @@
+"""Two operators see one PDDeployment and would render it differently: one manages it, the other stands back."""
+
+from __future__ import annotations
+
+from pd_operator.core.observed import OPERATOR_ANNOTATION
+from pd_operator.core.observed_kinds import Ref
+from pd_operator.core.rivals import FIRST_RETRY, PATIENCE
+from pd_operator.shell.run import Operator
+from support.operator_bench import Bench
+
+ENGINES = tuple(Ref("StatefulSet", "models", f"qwen-{role}") for role in ("prefill", "decode"))
+OWN = {"identity": "own/release", "connector_image": "c:1", "operator_namespace": "own"}
+OTHER = {"identity": "other/release", "connector_image": "c:2", "operator_namespace": "other"}
+
+
+async def pass_time(bench: Bench, seconds: float, *operators: Operator) -> None:
+    """Both work whenever something is due, second by second."""
+    end = bench.time + seconds
+    while bench.time < end:
+        bench.time += 1.0
+        for operator in operators:
+            while operator.wakeups.overdue() > 0.0:
+                await operator.work_once()
+
+
+def writers(bench: Bench) -> set[str]:
+    return {bench.cluster.objects[ref]["metadata"]["annotations"][OPERATOR_ANNOTATION] for ref in ENGINES}
+
+
+def template_writes(bench: Bench) -> list[int]:
+    return [bench.cluster.objects[ref]["metadata"]["generation"] for ref in ENGINES]
+
+
+async def managed(bench: Bench) -> Operator:
+    """A PDDeployment that serves, and its operator."""
+    bench.create()
+    own = await bench.operator(**OWN)
+    await bench.settle(own)
+    bench.serve_all()
+    await bench.settle(own)
+    return own
+
+
+async def test_the_one_that_is_there_keeps_it_and_the_other_stands_back(bench: Bench) -> None:
+    own = await managed(bench)
+    before, status = template_writes(bench), bench.cluster.objects[Ref("PDDeployment", "models", "qwen")]["status"]
+    other = await bench.operator(**OTHER)
+    bench.cluster.writes.clear()
+    await pass_time(bench, FIRST_RETRY - 1, own, other)
+    assert template_writes(bench) == before
+    assert writers(bench) == {"own/release"}
+    assert bench.cluster.objects[Ref("PDDeployment", "models", "qwen")]["status"] == status
+    assert [kind for kind, _ in bench.cluster.writes] == ["apply", "apply", "event"], (
+        "a question, its answer, and the news"
+    )
+    told = [one for one in bench.cluster.events if one["reason"] == "OtherOperator"]
+    assert len(told) == 1
+    assert "own/release manages this object, so the operator other/release does not" in told[0]["message"]
+
+
+async def test_a_day_of_two_operators_costs_few_writes_and_no_engine(bench: Bench) -> None:
+    own = await managed(bench)
+    before = template_writes(bench)
+    other = await bench.operator(**OTHER)
+    bench.cluster.writes.clear()
+    await pass_time(bench, 24 * 3600.0, own, other)
+    assert template_writes(bench) == before
+    assert len(bench.cluster.writes) <= 3 * (24 + 5)
+
+
+async def test_a_change_of_the_spec_is_carried_out_by_the_one_that_manages(bench: Bench) -> None:
+    own = await managed(bench)
+    other = await bench.operator(**OTHER)
+    await pass_time(bench, 100.0, own, other)
+    bench.change(("spec.decode.replicas", 2))
+    await pass_time(bench, 100.0, own, other)
+    assert bench.cluster.objects[ENGINES[1]]["spec"]["replicas"] == 2
+    assert writers(bench) == {"own/release"}
+
+
+async def test_one_that_is_gone_is_followed_after_a_while(bench: Bench) -> None:
+    own = await managed(bench)
+    before = template_writes(bench)
+    bench.stop(own)
+    other = await bench.operator(**OTHER)
+    await pass_time(bench, PATIENCE - 5, other)
+    assert template_writes(bench) == before, "it waits for an answer"
+    await pass_time(bench, 10.0, other)
+    assert writers(bench) == {"other/release"}
+
+
+async def test_one_that_stood_back_follows_when_the_other_has_gone(bench: Bench) -> None:
+    own = await managed(bench)
+    other = await bench.operator(**OTHER)
+    await pass_time(bench, 100.0, own, other)
+    bench.stop(own)
+    await pass_time(bench, FIRST_RETRY + PATIENCE + 10, other)
+    assert writers(bench) == {"other/release"}
+
+
+async def test_a_question_survives_the_asker(bench: Bench) -> None:
+    own = await managed(bench)
+    before = template_writes(bench)
+    bench.stop(own)
+    for _ in range(3):
+        other = await bench.operator(**OTHER)
+        await pass_time(bench, PATIENCE - 5, other)
+        bench.stop(other)
+    assert template_writes(bench) == before
+    other = await bench.operator(**OTHER)
+    await pass_time(bench, PATIENCE + 5, other)
+    assert writers(bench) == {"other/release"}
+
+
+async def test_the_same_release_goes_on_at_once(bench: Bench) -> None:
+    own = await managed(bench)
+    bench.stop(own)
+    upgraded = await bench.operator(**{**OWN, "connector_image": "c:2"})
+    await pass_time(bench, 2.0, upgraded)
+    images = str(bench.cluster.objects[ENGINES[0]]["spec"])
+    assert "c:2" in images
+
+
+async def test_engines_that_name_nobody_are_anybodys(bench: Bench) -> None:
+    bench.create()
+    former = await bench.operator(identity="")
+    await bench.settle(former)
+    bench.stop(former)
+    own = await bench.operator(**OWN)
+    await pass_time(bench, 2.0, own)
+    assert writers(bench) == {"own/release"}
