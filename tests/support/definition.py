@@ -16,7 +16,6 @@ FILE: Final = Path(__file__).parents[2] / "crds" / "pddeployments.yaml"
 def define(cluster: EmbeddedCluster) -> None:
     """Install the committed definition and wait until its kind is served. Harmless when it is there already."""
     cluster.kubectl("apply", "--server-side", "-f", str(FILE))
-    cluster.kubectl("wait", "--for=condition=Established", f"crd/{PLURAL}.pdserving.dev", "--timeout=60s")
     eventually("the kind is served", lambda: cluster.api.get(f"/apis/{API_VERSION}/{PLURAL}"))
 
 
