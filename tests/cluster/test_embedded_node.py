@@ -28,6 +28,7 @@ LOCKED_DOWN = {
     "capabilities": {"drop": ["ALL"]},
     "seccompProfile": {"type": "RuntimeDefault"},
 }
+PDCTL = (sys.executable, "-m", "pdctl", "cluster")
 FETCH = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=10).status)"
 P5EN = {
     "cpu": "96",
@@ -129,6 +130,11 @@ def test_a_restricted_deployment_answers_by_cluster_ip_and_by_name(strict_space:
     inside = cluster.inside([*fetch, f"http://{address}/"])
     # kube-proxy hears of a ready pod a little after everybody else.
     eventually("the Service", lambda: cluster.run(inside, check=False) == "200")
+    # By name, too, as users do; and only the command sees the cluster's name server.
+    machines = Path("/etc/resolv.conf").read_text(encoding="utf-8")
+    by_name = [*PDCTL, "exec", "--name", cluster.name, *fetch, f"http://web.{space.name}.svc/"]
+    assert cluster.run(by_name) == "200"
+    assert Path("/etc/resolv.conf").read_text(encoding="utf-8") == machines
     # Also a pod that asks for itself through its Service.
     for url in (f"http://{address}/", f"http://web.{space.name}.svc/", "http://web/"):
         assert space.kubectl("exec", "deploy/web", "--", *fetch, url) == "200"

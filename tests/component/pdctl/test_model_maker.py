@@ -8,10 +8,18 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
+from typer.testing import CliRunner
 
 from pdctl.core import tiny_model
 from pdctl.core.tiny_model import TinyShape
-from pdctl.shell.model_maker import ModelMakerError, cached_tiny_model, make_tiny_model, read_words
+from pdctl.shell.app import app
+from pdctl.shell.model_maker import (
+    ModelMakerError,
+    cached_tiny_model,
+    make_tiny_model,
+    read_words,
+    tiny_model_folder,
+)
 
 SHAPE = TinyShape(hidden=64, intermediate=64, layers=1, heads=1, kv_heads=1)
 
@@ -88,6 +96,14 @@ def test_it_is_made_once_and_kept(tmp_path, monkeypatch):
     assert cached_tiny_model(lines.append, tmp_path) == first == tmp_path / "tiny-abc"
     assert made == [first]
     assert lines == [f"tiny model: {first} (made earlier)"]
+
+
+def test_the_command_makes_it_in_the_cache_where_no_folder_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tiny_model_folder()
+    folder.mkdir(parents=True)
+    done = CliRunner().invoke(app, ["model", "make"])
+    assert (done.exit_code, done.output) == (0, f"tiny model: {folder} (made earlier)\n")
 
 
 def test_a_folder_in_use_is_not_touched(tmp_path):

@@ -7,13 +7,23 @@ from typing import Annotated
 
 import typer
 
-from pdctl.shell.model_maker import ModelMakerError, make_tiny_model
+from pdctl.shell.model_maker import ModelMakerError, cached_tiny_model, make_tiny_model
 
 
-def make(directory: Annotated[Path, typer.Argument(help="A new or empty folder.")]) -> None:
+def make(
+    directory: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A new or empty folder. [default: the cache, where an embedded cluster's pods look for it]"
+        ),
+    ] = None,
+) -> None:
     """Make the tiny model: a random Qwen3 whose replies survive the way through text. Takes about five seconds."""
     try:
-        make_tiny_model(directory, typer.echo)
+        if directory is None:
+            cached_tiny_model(typer.echo)
+        else:
+            make_tiny_model(directory, typer.echo)
     except ModelMakerError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
