@@ -179,6 +179,9 @@ class ValkeyClient:
             "driver_info": None,
             "protocol": 2,
             "socket_keepalive": True,
+            # Every use of it is bounded by a timeout of ours; the library's own would swallow cancellations (wait_for).
+            "socket_timeout": None,
+            "socket_connect_timeout": None,
         }
         connection = (
             SSLConnection(**common, ssl_ca_certs=settings.ca_file or None) if target.tls else Connection(**common)

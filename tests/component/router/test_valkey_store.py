@@ -258,6 +258,17 @@ async def test_an_answer_that_is_none_is_a_miss(make: Make, monkeypatch: pytest.
     assert await store.leave(ID_A) is PutResult.STORED
 
 
+async def test_a_router_can_stop_at_any_moment(shared_server: RedisServer) -> None:
+    """While it connects, probes or waits. A cancellation that gets lost would hold the router for ever."""
+    for number in range(600):
+        bench = ValkeyBench(shared_server, next(_realms))
+        bench.store.start()
+        for _ in range(number % 60):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(30.0):
+            await bench.store.stop()
+
+
 async def test_a_put_that_is_carried_out_after_its_time_keeps_nothing(make: Make) -> None:
     store = await make(ttl=3.0)
     opened = await store.open(ID_A)
