@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pdctl.core.cluster.nodes import Nodes
-from pdctl.shell.cluster import network
+from pdctl.shell.cluster import cgroups, network
 from pdctl.shell.cluster.api import ApiError
 from pdctl.shell.cluster.cluster import EmbeddedCluster, known_clusters
 from pdctl.shell.cluster.places import ClusterError
@@ -163,6 +163,14 @@ def test_what_was_not_in_its_namespaces_yet_is_found_by_its_mark(cluster: Embedd
     with waiting:
         cluster.down()
         assert waiting.wait() == -signal.SIGKILL
+
+
+def test_what_a_killed_look_at_the_machine_has_left_goes_with_the_next():
+    gone = "pdprobe-4999999"
+    cgroups.make_cgroups(gone, [])
+    assert cgroups.leftover_cgroups(gone)
+    assert cgroups.try_cgroup() == ""
+    assert cgroups.leftover_cgroups(gone) == []
 
 
 def test_a_full_state_folder_is_told_before_anything_is_started(cluster: EmbeddedCluster, tmp_path: Path):

@@ -66,6 +66,22 @@ def test_a_signal_while_it_cleans_up_changes_nothing(first: signal.Signals, late
     assert program.returncode == 128 + first
 
 
+def test_a_signal_that_something_has_swallowed_can_be_repeated() -> None:
+    code = """
+import signal
+from pdctl.shell.cluster import signals
+signals.PATIENCE_SECONDS = 0
+with signals.Interrupting():
+    for _ in range(2):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except signals.Interrupted as interrupted:
+            print(interrupted)
+"""
+    with python(code) as program:
+        assert program.communicate()[0] == "SIGTERM\nSIGTERM\n"
+
+
 def test_what_is_ignored_at_the_start_stays_ignored() -> None:
     with python(f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{STARTS}", "one") as program:
         assert program.stdout is not None

@@ -106,6 +106,16 @@ def test_the_command_makes_it_in_the_cache_where_no_folder_is_named(tmp_path, mo
     assert (done.exit_code, done.output) == (0, f"tiny model: {folder} (made earlier)\n")
 
 
+def test_an_empty_home_is_not_the_root_folder(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "")
+    done = CliRunner().invoke(app, ["model", "make"])
+    assert (done.exit_code, done.output) == (
+        2,
+        "HOME is empty; set it to a folder that can be written to, or unset it\n",
+    )
+
+
 def test_a_folder_in_use_is_not_touched(tmp_path):
     (tmp_path / "mine.txt").write_text("x")
     with pytest.raises(ModelMakerError, match="exists already"):

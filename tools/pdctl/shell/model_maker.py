@@ -53,15 +53,21 @@ def tiny_model_folder(cache: Path | None = None) -> Path:
     """Where `cached_tiny_model` puts it, made or not.
 
     Raises:
-        ModelMakerError: a library is missing.
+        ModelMakerError: a library is missing, or there is no home folder.
     """
     parent = cache if cache is not None else default_cache()
     return parent / f"tiny-{tiny_model.fingerprint(TinyShape(), library_versions())}"
 
 
 def default_cache() -> Path:
-    """Where tiny models are kept."""
+    """Where tiny models are kept.
+
+    Raises:
+        ModelMakerError: HOME is set and empty, which would mean the root folder.
+    """
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    if root.startswith("~") and os.environ.get("HOME") == "":
+        raise ModelMakerError("HOME is empty; set it to a folder that can be written to, or unset it")
     return Path(root).expanduser() / "pd-operator" / "models"
 
 

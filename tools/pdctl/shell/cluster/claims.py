@@ -1,7 +1,8 @@
 """Whose cluster it is: the process that started it, as long as that lives. So demos and tests are told apart from what
 `pdctl cluster up` left running on purpose.
 
-A claim is an abstract socket, so that it needs no file and ends with its process, however that ends.
+A claim is an abstract socket, so that it needs no file and ends with its process, however that ends. The short locks of
+`up` and `down` are of the same kind.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import contextlib
 import os
 import re
 import socket
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from pdctl.shell.cluster.places import ClusterError
 
 PREFIX: Final = "pdctl-claim"
+LOCK: Final = "pdctl-cluster"
 SHOWN: Final = 70
 _TOLD: Final = re.compile(rf"@{PREFIX}=(?P<name>[^=\s]+)=(?P<pid>[0-9]+)")
 
@@ -54,6 +58,27 @@ def describe_process(pid: int) -> str:
     text = words.replace(b"\0", b" ").decode(errors="replace").strip()
     shown = text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
     return f"process {pid}" + (f" ({shown})" if shown else "")
+
+
+@contextlib.contextmanager
+def one_at_a_time(name: str, say: Callable[[str], None]) -> Iterator[None]:
+    """One `up` or `down` of a name at a time: waits for the one that is running."""
+    told = False
+    while (lock := _bind(f"{LOCK}-{name}")) is None:
+        if not told:
+            say(f"another command is busy with cluster {name}; waiting for it")
+            told = True
+        time.sleep(0.1)
+    with lock:
+        yield
+
+
+def is_busy(name: str) -> bool:
+    """Does an `up` or `down` of this name run?"""
+    if (lock := _bind(f"{LOCK}-{name}")) is None:
+        return True
+    lock.close()
+    return False
 
 
 def _bind(name: str) -> socket.socket | None:

@@ -1,7 +1,6 @@
 """One embedded cluster: up, down, and what can be asked of it. The command line and the tests use this class.
 
-`down` goes by names alone (network namespaces, cgroups, state folder), never by what `up` has remembered, so that it
-also ends what a killed or half-failed `up` has left.
+What ends it is in `removal`, whose it is in `claims`, how signals are taken in `signals`.
 """
 
 from __future__ import annotations
@@ -9,13 +8,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +21,16 @@ from pdctl.core.cluster.layout import DEFAULT_NAME, PREFIX, node_name
 from pdctl.shell.cluster import network
 from pdctl.shell.cluster.api import Api
 from pdctl.shell.cluster.build import build_programs
-from pdctl.shell.cluster.cgroups import clusters_with_cgroups, leftover_cgroups, remove_cgroups
-from pdctl.shell.cluster.claims import Claim, owners
+from pdctl.shell.cluster.cgroups import clusters_with_cgroups
+from pdctl.shell.cluster.claims import Claim, is_busy, one_at_a_time, owners
 from pdctl.shell.cluster.images import import_archive, pack_development_images, pack_pause
 from pdctl.shell.cluster.machine import require
 from pdctl.shell.cluster.orders import order
 from pdctl.shell.cluster.places import ClusterError, layout_of, state_folder
 from pdctl.shell.cluster.readiness import Waiter, wait_for_control_plane, wait_for_node, wait_for_runtime
+from pdctl.shell.cluster.removal import leftovers, remove_everything
 from pdctl.shell.cluster.signals import uninterrupted
-from pdctl.shell.cluster.start import Wishes, mark_of, start
-from pdctl.shell.guard import kill_marked
+from pdctl.shell.cluster.start import Wishes, start
 
 
 def _silent(_text: str) -> None:
@@ -92,7 +89,7 @@ class EmbeddedCluster:
         """
         require(light=self.wishes.light, say=self._say)
         folder = build_programs(self._say)
-        with self._locked():
+        with one_at_a_time(self.name, self._say):
             if replace and self.is_up:
                 self._say(f"cluster {self.name} is up already and makes room for a new one")
             elif self._keep_running_one():
@@ -121,7 +118,7 @@ class EmbeddedCluster:
         Raises:
             ClusterError: something can't be removed; the text says what.
         """
-        with self._locked():
+        with one_at_a_time(self.name, self._say):
             self._clean()
         self.disclaim()
 
@@ -194,63 +191,11 @@ class EmbeddedCluster:
 
     def _clean(self) -> None:
         with uninterrupted():
-            self._remove_everything()
-
-    def _remove_everything(self) -> None:
-        netnses = network.namespaces_of(self.name)
-        for netns in netnses:
-            network.kill_processes(netns)
-        # What an interrupted start has left on its way into the namespaces.
-        kill_marked(mark_of(self.name))
-        for netns in netnses:
-            network.delete_netns(netns)
-        remove_cgroups(self.layout.cgroup)
-        shutil.rmtree(self.layout.state, ignore_errors=True)
-        for folder in (state_folder(), state_folder().parent):
-            # Only when it was the last one.
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-        if left := self.leftovers():
-            raise ClusterError(f"cluster {self.name} left behind: {', '.join(left)}")
+            remove_everything(self.layout)
 
     def leftovers(self) -> list[str]:
         """Everything of this cluster that exists on the machine: namespaces, cgroups, mounts, files."""
-        state = str(self.layout.state)
-        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
-        return [
-            *(f"network namespace {netns}" for netns in network.namespaces_of(self.name)),
-            *(f"cgroup {path}" for path in leftover_cgroups(self.layout.cgroup)),
-            *(f"mount {path}" for path in mounts if path.startswith(f"{state}/")),
-            *([f"folder {state}"] if self.layout.state.exists() else []),
-        ]
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """One `up` or `down` of a name at a time. An abstract socket needs no file and ends with this process."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lock:
-            told = False
-            while True:
-                try:
-                    lock.bind(self._lock_name)
-                    break
-                except OSError:
-                    if not told:
-                        self._say(f"another command is busy with cluster {self.name}; waiting for it")
-                        told = True
-                    time.sleep(0.1)
-            yield
-
-    @property
-    def _lock_name(self) -> str:
-        return f"\0pdctl-cluster-{self.name}"
-
-    def _is_busy(self) -> bool:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lock:
-            try:
-                lock.bind(self._lock_name)
-            except OSError:
-                return True
-        return False
+        return leftovers(self.layout)
 
     # --- while it is up -----------------------------------------------------------------------------------------------
 
@@ -345,7 +290,7 @@ class EmbeddedCluster:
     def status(self) -> dict[str, Any]:
         """What there is, for people and programs; `state` is up, busy (starting or ending), broken or absent."""
         if not self.is_up:
-            state = ("busy" if self._is_busy() else "broken") if self.leftovers() else "absent"
+            state = ("busy" if is_busy(self.name) else "broken") if self.leftovers() else "absent"
             return {"name": self.name, "state": state}
         record = self._record()
         return {
