@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -68,6 +68,10 @@ class FaultyPort:
     async def hand_over(self, manifest: Mapping[str, Any], uid: str) -> None:
         """See ClusterApi."""
         return await self._call(lambda: self.inner.hand_over(manifest, uid))
+
+    async def patch(self, ref: Ref, version: str, operations: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """See ClusterApi."""
+        return await self._call(lambda: self.inner.patch(ref, version, operations))
 
     async def apply_status(self, ref: Ref, uid: str, status: Mapping[str, Any]) -> Mapping[str, Any]:
         """See ClusterApi."""

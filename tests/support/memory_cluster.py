@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pd_operator.core.observed import HAND_OVER_MANAGER, MANAGER
 from pd_operator.core.observed_kinds import DEPLOYMENTS, EVENTS, Kind, Ref, kind_named
+from pd_operator.core.plan_repair import REPAIR_MANAGER
 from pd_operator.shell.api import ApiError
 
 _ITEM_KEYS: Final = (("name",), ("uid",), ("containerPort", "protocol"), ("port", "protocol"))
@@ -153,6 +154,27 @@ class MemoryCluster:
         new["metadata"]["managedFields"] = [*others, entry]
         self._store(ref, new)
 
+    async def patch(self, ref: Ref, version: str, operations: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """See ClusterApi."""
+        self._write("patch", ref)
+        old = self.objects[ref]
+        if old["metadata"]["resourceVersion"] != version:
+            raise ApiError(409, "Conflict", "the object has been modified")
+        new = _copy(old)
+        for one in operations:
+            *parents, last = [int(part) if part.isdigit() else part for part in one["path"].split("/")[1:]]
+            here = new
+            for part in parents:
+                here = here[part]
+            if one["op"] == "remove":
+                del here[last]
+            else:
+                here[last] = _copy(one["value"])
+            if parents[0] != "metadata":
+                claim = {"manager": REPAIR_MANAGER, "operation": "Update", "fieldsV1": {}}
+                new["metadata"]["managedFields"].append(claim)
+        return _copy(self._store(ref, new))
+
     async def apply_status(self, ref: Ref, uid: str, status: Mapping[str, Any]) -> Mapping[str, Any]:
         """See ClusterApi."""
         self._write("status", ref)
@@ -220,12 +242,26 @@ def _merged(old: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, An
 
 
 def _overlay(below: Any, above: Any) -> Any:
+    if isinstance(below, list) and isinstance(above, list) and all("port" in item for item in (*below, *above)):
+        return _merged_ports(below, above)
     if not isinstance(below, dict) or not isinstance(above, Mapping):
         return _copy(above)
     result = _copy(below)
     for key, value in above.items():
         result[key] = _overlay(result.get(key), value)
     return result
+
+
+def _merged_ports(below: list[dict[str, Any]], above: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Ports of a Service are merged by number and protocol, and their names must differ."""
+    keyed = {(item["port"], item.get("protocol", "TCP")): item for item in below}
+    for item in above:
+        key = (item["port"], item.get("protocol", "TCP"))
+        keyed[key] = {**keyed.get(key, {}), **item}
+    found = list(keyed.values())
+    if len({item["name"] for item in found}) < len(found):
+        raise ApiError(422, "Invalid", "spec.ports[1].name: Duplicate value")
+    return _copy(found)  # type: ignore[no-any-return]
 
 
 def _without(value: Mapping[str, Any], record: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ that the list of verbs that the chart's role must allow can be read in one place
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pd_operator.core.observed_kinds import Kind, Ref
@@ -66,6 +66,9 @@ class ClusterApi(Protocol):
 
     async def hand_over(self, manifest: Mapping[str, Any], uid: str) -> None:
         """Make another field manager own the fields of a manifest, at the value that they have."""
+
+    async def patch(self, ref: Ref, version: str, operations: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """JSON patch of the object at that very resourceVersion, as the manager of repairs."""
 
     async def apply_status(self, ref: Ref, uid: str, status: Mapping[str, Any]) -> Mapping[str, Any]:
         """Server-side apply of the status subresource of a PDDeployment."""

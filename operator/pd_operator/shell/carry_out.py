@@ -7,13 +7,15 @@ for people), not possible now (tried again), or pointless because the namespace 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, Final
 
 from pd_operator.core.observed import observe_child
 from pd_operator.core.observed_kinds import Ref, kind_named
 from pd_operator.core.plan import Apply, Delete, Plan, Refusal, role_of
 from pd_operator.core.plan_ownership import lost_fields
+from pd_operator.core.plan_repair import moved_items, without_claims
 from pd_operator.core.reasons import Reason
 from pd_operator.shell.api import ApiError, ClusterApi
 from pd_operator.shell.metrics import Metrics
@@ -21,6 +23,7 @@ from pd_operator.shell.mirror import Mirror
 
 logger = logging.getLogger(__name__)
 
+UNPROCESSABLE: Final = 422
 REFUSAL_LIMIT = 500
 """Most characters that a condition repeats of the server's words."""
 
@@ -88,7 +91,15 @@ class Hands:
     async def _apply(self, action: Apply) -> None:
         if action.hand_over is not None and action.uid is not None:
             await self._api.hand_over(action.hand_over, action.uid)
-        raw = await self._api.apply(action.manifest, action.uid)
+        try:
+            raw = await self._api.apply(action.manifest, action.uid)
+        except ApiError as error:
+            if error.status != UNPROCESSABLE or not await self._clear_the_way(action):
+                raise
+            raw = await self._api.apply(action.manifest, action.uid)
+        claims = without_claims(raw)
+        if claims:
+            raw = await self._api.patch(action.ref, _version(raw), claims)
         self._metrics.writes.labels(action.ref.kind, action.why.value).inc()
         self._log("applied %s in %s (%s)", action.ref, action.ref.namespace, action.why.value)
         self._mirror.see(kind_named(action.ref.kind), raw)
@@ -99,12 +110,27 @@ class Hands:
             logger.warning("%s in %s: the server does not keep %s", action.ref, action.ref.namespace, sorted(lost))
             self.not_kept[child.uid] = lost
 
+    async def _clear_the_way(self, action: Apply) -> bool:
+        """After a refusal: put back what an edit by hand has moved. False when it was not that."""
+        live = await self._api.get(action.ref)
+        if live is None or live["metadata"].get("uid") != action.uid:
+            return False
+        operations = moved_items(action.manifest, live)
+        if operations:
+            await self._api.patch(action.ref, _version(live), operations)
+            self._log("put back %s of %s", ", ".join(str(one["path"]) for one in operations), action.ref)
+        return bool(operations)
+
     async def _delete(self, action: Delete) -> None:
         if not await self._api.delete(action.ref, action.uid, orphan=action.orphan):
             self._mirror.gone(action.ref, action.uid)
             return
         self._metrics.writes.labels(action.ref.kind, action.why.value).inc()
         self._log("deleted %s in %s (%s)", action.ref, action.ref.namespace, action.why.value)
+
+
+def _version(raw: Mapping[str, Any]) -> str:
+    return str(raw["metadata"].get("resourceVersion", ""))
 
 
 def _refusal(action: Apply | Delete, error: ApiError) -> Refusal:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -18,6 +18,7 @@ from kubernetes.aio.client import ApiClient
 
 from pd_operator.core.observed import HAND_OVER_MANAGER, MANAGER
 from pd_operator.core.observed_kinds import DEPLOYMENTS, EVENTS, Kind, Ref, kind_named
+from pd_operator.core.plan_repair import REPAIR_MANAGER
 from pd_operator.shell.api import ApiError
 from pd_operator.shell.login import load_configuration
 from pd_operator.shell.metrics import Metrics
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 _APPLY: Final = "application/apply-patch+yaml"
 _JSON: Final = "application/json"
+_JSON_PATCH: Final = "application/json-patch+json"
 _MESSAGE_LIMIT: Final = 1000
 
 
@@ -91,6 +93,13 @@ class KubeApi:
         path = _path(kind_named(manifest["kind"]), metadata["namespace"], metadata["name"])
         await self._call("PATCH", path, {"fieldManager": HAND_OVER_MANAGER, "force": "false"}, body, _APPLY)
 
+    async def patch(self, ref: Ref, version: str, operations: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """See ClusterApi. Replacing the version makes the server compare it: Conflict when it is another one."""
+        path = _path(kind_named(ref.kind), ref.namespace, ref.name)
+        guard = {"op": "replace", "path": "/metadata/resourceVersion", "value": version}
+        body = [guard, *(dict(one) for one in operations)]
+        return await self._call("PATCH", path, {"fieldManager": REPAIR_MANAGER}, body, _JSON_PATCH)
+
     async def apply_status(self, ref: Ref, uid: str, status: Mapping[str, Any]) -> Mapping[str, Any]:
         """See ClusterApi."""
         body = {
@@ -127,7 +136,7 @@ class KubeApi:
         method: str,
         path: str,
         query: Mapping[str, str] | None = None,
-        body: dict[str, Any] | None = None,
+        body: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
         content_type: str = _JSON,
     ) -> dict[str, Any]:
         status = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pd_operator.core.observed_kinds import Ref
@@ -70,6 +72,35 @@ async def test_an_edited_child_is_healed_once(bench: Bench) -> None:
     await bench.settle(operator)
     assert [write for write in bench.cluster.writes if write[0] == "apply"] == [("apply", STATEFUL_SET)]
     assert bench.cluster.objects[STATEFUL_SET]["spec"]["replicas"] == 1
+
+
+@pytest.mark.parametrize("added", [[], [{"name": "x", "port": 80, "protocol": "TCP"}]], ids=["moved", "and taken"])
+async def test_a_port_whose_number_was_edited_is_put_back(bench: Bench, added: list[dict[str, Any]]) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    router = Ref("Service", "models", "qwen-router")
+    [port] = bench.cluster.objects[router]["spec"]["ports"]
+    bench.cluster.edit(router, ("spec", "ports"), [{**port, "port": 8080, "nodePort": 31000}, *added])
+    await bench.settle(operator)
+    raw = bench.cluster.objects[router]
+    [healed] = raw["spec"]["ports"]
+    assert {key: healed[key] for key in port} == port
+    assert added or healed["nodePort"] == 31000, "what the server gave it stays"
+    assert [entry["manager"] for entry in raw["metadata"]["managedFields"]] == ["pd-operator"]
+    writes = len(bench.cluster.writes)
+    await operator.resync_once()
+    await bench.settle(operator)
+    assert len(bench.cluster.writes) == writes
+
+
+async def test_a_refusal_that_is_no_moved_port_stays_one(bench: Bench) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    bench.cluster.edit(SERVICE, ("spec", "ports"), [{"name": "http", "port": 1, "protocol": "TCP"}] * 2)
+    await bench.work(operator, 2)
+    assert bench.condition("DecodeReady")["reason"] == "ApplyRefused"
 
 
 async def test_a_label_removed_by_hand_comes_back_although_the_watch_loses_sight(bench: Bench) -> None:
