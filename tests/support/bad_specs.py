@@ -428,6 +428,10 @@ SERVER_PATHS = {
     "label key": "spec.prefill.pod.labels",
     "request above the limit": "spec.router.resources.requests",
     "devices requested otherwise": "spec.decode.resources.requests",
+    "volume over the weights": "spec.engine.volumes",
+    "two volumes in one place": "spec.engine.volumes",
+    "volume twice": "spec.engine.volumes[1]",
+    "claim twice": "spec.decode.pod.resourceClaims[1]",
     "variable FI_PROVIDER": "spec.decode.env",
 }
 """What a server names instead: the list or map that an entry lies in."""
