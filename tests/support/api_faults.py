@@ -81,6 +81,10 @@ class FaultyPort:
         """See ClusterApi."""
         return await self._call(lambda: self.inner.delete(ref, uid, orphan=orphan))
 
+    async def events_about(self, namespace: str, uid: str) -> Sequence[Mapping[str, Any]]:
+        """See ClusterApi."""
+        return await self._call(lambda: self.inner.events_about(namespace, uid))
+
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         """See ClusterApi."""
         return await self._call(lambda: self.inner.create_event(namespace, event))

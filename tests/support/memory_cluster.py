@@ -195,6 +195,11 @@ class MemoryCluster:
         self.remove(ref)
         return True
 
+    async def events_about(self, namespace: str, uid: str) -> Sequence[Mapping[str, Any]]:
+        """See ClusterApi."""
+        self.calls.append(("list", Ref(EVENTS.name, namespace, "")))
+        return [event for event in self.events if event["involvedObject"]["uid"] == uid]
+
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         """See ClusterApi."""
         self._write("event", Ref(EVENTS.name, namespace, event["reason"]))

@@ -23,6 +23,7 @@ from support.clusters import eventually, exists, make_namespace
 from support.operator_process import ROOT, OperatorProcess
 from support.pddeployments import edited, smallest
 
+JSON_PATCH: Final = "application/json-patch+json"
 STRATEGIC: Final = "application/strategic-merge-patch+json"
 AGENTS: Final = ("pd-operator", "kopf/")
 ADMIN_PORT: Final = 9000
@@ -99,7 +100,7 @@ class Lab:
         """Apply a valid PDDeployment."""
         return self.apply(self.deployment(*edits, name=name))
 
-    def patch(self, ref: Ref, patch: dict[str, Any], content_type: str = MERGE, sub: str = "") -> dict[str, Any]:
+    def patch(self, ref: Ref, patch: Any, content_type: str = MERGE, sub: str = "") -> dict[str, Any]:
         """Edit by hand."""
         answer = self.api.request("PATCH", f"{self.path(ref)}{sub}?fieldManager=kubectl-edit", patch, content_type)
         assert isinstance(answer, dict)

@@ -97,5 +97,5 @@ app.kubernetes.io/component: operator
   verbs: [list, watch]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  verbs: [list, create]
 {{- end }}

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pd_operator.core.names import MANAGED_BY
 from pd_operator.core.observed_kinds import Ref
-from pd_operator.core.observed_pods import Pod
+from pd_operator.core.observed_pods import Pod, one_line
 from pd_operator.core.observed_router import RouterAnswer
 from pd_wire import names
 
@@ -47,6 +47,7 @@ class Workload:
         partition: a StatefulSet replaces no pod with a smaller index.
         generation: label of the live template.
         deadline_passed: a Deployment's own verdict that its rollout is stuck.
+        pods_refused: why a Deployment's pods are not made; a StatefulSet does not say, see `Observed.pods_refused`.
         immutable: the fixed fields of the spec, as JSON text.
     """
 
@@ -61,7 +62,13 @@ class Workload:
     current_revision: str = ""
     update_revision: str = ""
     deadline_passed: bool = False
+    pods_refused: str = ""
     immutable: str = "{}"
+
+    @property
+    def lacks_pods(self) -> bool:
+        """Has the controller not made all pods, although it knows how many are wanted?"""
+        return self.current and self.replicas < self.wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,8 @@ class Observed:
     pods: tuple[Pod, ...] = ()
     routers: Mapping[str, RouterAnswer | None] = field(default_factory=dict)
     """Ready router pods by name; None = asked and no answer. A pod that was not asked yet is absent."""
+    pods_refused: Mapping[Ref, str] = field(default_factory=dict)
+    """Why pods of a StatefulSet are not made, where its controller has told."""
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -198,6 +207,14 @@ def _workload(kind: str, raw: Mapping[str, Any]) -> Workload:
         deadline_passed=any(
             condition.get("type") == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded"
             for condition in status.get("conditions") or ()
+        ),
+        pods_refused=next(
+            (
+                one_line(condition.get("message"))
+                for condition in status.get("conditions") or ()
+                if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True"
+            ),
+            "",
         ),
         immutable=json.dumps(immutable_fields(kind, raw), sort_keys=True),
     )

@@ -100,9 +100,9 @@ def diagnose(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Trouble | No
     """The first thing that keeps a pod from running, or None when it is merely starting."""
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            return Trouble(Reason.UNSCHEDULABLE, _one_line(condition.get("message")))
+            return Trouble(Reason.UNSCHEDULABLE, one_line(condition.get("message")))
     if status.get("phase") == "Failed":
-        text = ": ".join(part for part in (str(status.get("reason", "")), _one_line(status.get("message"))) if part)
+        text = ": ".join(part for part in (str(status.get("reason", "")), one_line(status.get("message"))) if part)
         return Trouble(Reason.POD_FAILED, text or "the pod failed")
     for container in _containers(status):
         trouble = _container_trouble(container)
@@ -119,7 +119,7 @@ def _container_trouble(container: Mapping[str, Any]) -> Trouble | None:
         image = container.get("image", "")
         return Trouble(Reason.IMAGE_PULL_FAILED, f"container {name}: image {image}{_pull_cause(waiting)}")
     if why in _CREATE_REASONS:
-        return Trouble(Reason.CONTAINER_NOT_CREATED, f"container {name}: {_one_line(waiting.get('message')) or why}")
+        return Trouble(Reason.CONTAINER_NOT_CREATED, f"container {name}: {one_line(waiting.get('message')) or why}")
     ended = _last_failure(container)
     if ended is None:
         return None
@@ -143,13 +143,13 @@ def _how_it_ended(ended: Mapping[str, Any]) -> str:
     text = f"ended with exit code {ended.get('exitCode')}"
     if why and why != "Error":
         text += f" ({why})"
-    last = _one_line(ended.get("message"), LAST_WORDS)
+    last = one_line(ended.get("message"), LAST_WORDS)
     return f"{text}: {last}" if last else text
 
 
 def _pull_cause(waiting: Mapping[str, Any]) -> str:
     """The registry's words. A back-off repeats them after the first failure's name, or says nothing of use."""
-    message = _one_line(waiting.get("message"))
+    message = one_line(waiting.get("message"))
     _, found, cause = message.partition("ErrImagePull: ")
     if found:
         return f": {cause}"
@@ -187,7 +187,7 @@ def _admin_port(spec: Mapping[str, Any]) -> int:
     return 0
 
 
-def _one_line(value: Any, limit: int = 600) -> str:
+def one_line(value: Any, limit: int = 600) -> str:
     """Text without line breaks; of a longer one the end, where the cause stands."""
     text = " ".join(str(value or "").split())
     return text if len(text) <= limit else f"…{text[-limit + 1 :]}"

@@ -35,8 +35,12 @@ class Reason(StrEnum):
     """The wanted change touches a field that can't change in place, and re-creation would orphan running pods."""
     APPLY_REFUSED = "ApplyRefused"
     """The API server refused a child; the message is its own."""
+    WAITING_FOR_API = "WaitingForAPI"
+    """A part of the API server does not know PDDeployments yet, seconds after their definition was installed."""
 
     # Pods
+    PODS_REFUSED = "PodsRefused"
+    """Pods are not even made: Pod Security, a quota or an admission webhook. The message is the server's."""
     UNSCHEDULABLE = "Unschedulable"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CRASH_LOOPING = "CrashLooping"

@@ -103,7 +103,7 @@ def _ready(roles: Mapping[str, Verdict], observed: Observed) -> Verdict:
     away = {role: verdict for role, verdict in roles.items() if verdict.status is not ConditionStatus.TRUE}
     if away:
         worst = min(away.values(), key=lambda verdict: verdict.severity)
-        message = "; ".join(f"{role}: {verdict.message}" for role, verdict in away.items())
+        message = _by_role(away)
         return Verdict(ConditionStatus.FALSE, worst.reason, message)
     if not paired(observed):
         return Verdict(ConditionStatus.FALSE, Reason.NO_PAIR, f"{NO_PAIR}; requests get a 503")
@@ -112,6 +112,13 @@ def _ready(roles: Mapping[str, Verdict], observed: Observed) -> Verdict:
         return Verdict(ConditionStatus.TRUE, Reason.ALL_READY, "prefill, decode and router are ready")
     message = "; ".join(f"{role}: {verdict.message}" for role, verdict in lacking.items())
     return Verdict(ConditionStatus.TRUE, Reason.SERVING, message)
+
+
+def _by_role(verdicts: Mapping[str, Verdict]) -> str:
+    """Each role's message. What is no role's own is said once and without a role."""
+    waiting = {one.message for one in verdicts.values() if one.reason is Reason.WAITING_FOR_API}
+    rest = [f"{role}: {one.message}" for role, one in verdicts.items() if one.message not in waiting]
+    return "; ".join([*waiting, *rest])
 
 
 def _progressing(facts: Mapping[str, RoleFacts], ready: Verdict) -> Verdict:
@@ -129,7 +136,7 @@ def _progressing(facts: Mapping[str, RoleFacts], ready: Verdict) -> Verdict:
     moving = {role: one for role, one in facts.items() if one.moving is not None}
     if not moving:
         return Verdict(ConditionStatus.FALSE, Reason.COMPLETE, "every pod runs what the spec asks for")
-    message = "; ".join(f"{role}: {missing[role].message}" for role in moving)
+    message = _by_role({role: missing[role] for role in moving})
     replaced = any(facts[role].replaced for role in Role) and all(one.wanted for one in facts.values())
     if replaced and ready.status is not ConditionStatus.TRUE:
         return Verdict(ConditionStatus.TRUE, Reason.SERVICE_GAP, f"{message}; requests get a 503 until then")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pd_operator.core.names import ROUTER
-from pd_operator.core.observed import Observed, Workload
+from pd_operator.core.observed import Child, Observed, Workload
 from pd_operator.core.observed_pods import Pod
 from pd_operator.core.plan import Refusal, role_of
 from pd_operator.core.reasons import ConditionType, Reason
@@ -39,6 +39,7 @@ class RoleFacts:
         refusals: children of this role (or of all roles) that are not as wanted.
         troubled: pods that something keeps from running, worst first.
         held: what a rollout keeps back for now, as the end of a sentence; empty when nothing is.
+        pods_refused: why pods are not made, in the words of their controller; empty when they are.
     """
 
     role: str
@@ -48,6 +49,7 @@ class RoleFacts:
     troubled: tuple[Pod, ...]
     selector: str
     held: str = ""
+    pods_refused: str = ""
 
     @property
     def ready(self) -> int:
@@ -97,7 +99,8 @@ class RoleFacts:
                     f"delete it (kubectl delete pod {pod.name})"
                 )
             return f"{what}. It runs the newest template; the other pods keep the previous one"
-        return "the rollout has passed its deadline"
+        why = f": {self.pods_refused}" if self.pods_refused else ""
+        return f"the rollout has passed its deadline{why}"
 
 
 def role_facts(
@@ -105,17 +108,18 @@ def role_facts(
 ) -> dict[str, RoleFacts]:
     """The facts per role. Without manifests (a bad spec) the live workload's own wish counts."""
     wanted = {role_of(one): one for one in manifests if one["kind"] in WORKLOAD_KINDS}
-    live = {child.role: child.workload for child in observed.mine() if child.ref.kind in WORKLOAD_KINDS}
+    live = {child.role: child for child in observed.mine() if child.ref.kind in WORKLOAD_KINDS}
     return {role: _facts(role, wanted.get(role), live.get(role), observed, refusals) for role in ROLES}
 
 
 def _facts(
     role: str,
     manifest: Mapping[str, Any] | None,
-    workload: Workload | None,
+    child: Child | None,
     observed: Observed,
     refusals: tuple[Refusal, ...],
 ) -> RoleFacts:
+    workload = child.workload if child else None
     replicas = manifest["spec"].get("replicas") if manifest else None
     if replicas is None:
         replicas = workload.wanted if workload else 1 if manifest else 0
@@ -131,7 +135,14 @@ def _facts(
         refusals=tuple(one for one in refusals if one.role in (role, "")),
         troubled=tuple(troubled),
         selector=",".join(f"{key}={value}" for key, value in sorted(labels.items())),
+        pods_refused=_pods_refused(child, observed),
     )
+
+
+def _pods_refused(child: Child | None, observed: Observed) -> str:
+    if child is None or child.workload is None:
+        return ""
+    return child.workload.pods_refused or observed.pods_refused.get(child.ref, "")
 
 
 def judge_role(facts: RoleFacts) -> Verdict:
@@ -154,6 +165,8 @@ def shortfall(facts: RoleFacts) -> Verdict | None:
         none = Verdict(false, Reason.SCALED_TO_ZERO, "no replica is wanted; requests get a 503")
         return none if facts.wanted == 0 else None
     count = f"{facts.ready} of {facts.wanted} ready"
+    if facts.pods_refused:
+        return Verdict(false, Reason.PODS_REFUSED, f"{count}; pods are refused: {facts.pods_refused}")
     if facts.stuck:
         return Verdict(false, Reason.ROLLOUT_STUCK, f"{count}; {facts.stuck_message}")
     if facts.troubled:

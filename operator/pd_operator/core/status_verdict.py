@@ -14,6 +14,7 @@ _BLOCKING: Final = (
     Reason.IMMUTABLE_FIELD,
     Reason.APPLY_REFUSED,
     Reason.WAITING_FOR_CLEANUP,
+    Reason.PODS_REFUSED,
     Reason.ROLLOUT_STUCK,
     Reason.IMAGE_PULL_FAILED,
     Reason.CRASH_LOOPING,

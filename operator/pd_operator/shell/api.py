@@ -76,5 +76,8 @@ class ClusterApi(Protocol):
     async def delete(self, ref: Ref, uid: str, *, orphan: bool) -> bool:
         """Delete that very object. False when it was gone already."""
 
+    async def events_about(self, namespace: str, uid: str) -> Sequence[Mapping[str, Any]]:
+        """The Events about one object."""
+
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         """Post an Event."""

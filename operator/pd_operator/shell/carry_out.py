@@ -20,10 +20,14 @@ from pd_operator.core.reasons import Reason
 from pd_operator.shell.api import ApiError, ClusterApi
 from pd_operator.shell.metrics import Metrics
 from pd_operator.shell.mirror import Mirror
+from pd_wire import names
 
 logger = logging.getLogger(__name__)
 
 UNPROCESSABLE: Final = 422
+NOT_KNOWN_YET: Final = "cannot find RESTMapping"
+"""Words of the plugin OwnerReferencesPermissionEnforcement, which learns of new definitions every 30 s."""
+
 REFUSAL_LIMIT = 500
 """Most characters that a condition repeats of the server's words."""
 
@@ -67,6 +71,10 @@ class Hands:
                     await self._look_again(action.ref, action.uid)
                 if error.transient or error.namespace_is_going:
                     return Outcome(tuple(refusals), error, wrote)
+                if NOT_KNOWN_YET in error.message:
+                    # True of every child that has an owner: asking for the others as well would only repeat it.
+                    self._log("%s in %s has to wait: %s", action.ref, action.ref.namespace, error)
+                    return Outcome((*refusals, _not_known_yet(action)), wrote=wrote)
                 logger.warning("%s in %s is refused: %s", action.ref, action.ref.namespace, error)
                 refusals.append(_refusal(action, error))
             else:
@@ -131,6 +139,11 @@ class Hands:
 
 def _version(raw: Mapping[str, Any]) -> str:
     return str(raw["metadata"].get("resourceVersion", ""))
+
+
+def _not_known_yet(action: Apply | Delete) -> Refusal:
+    message = f"waiting for the API server to know {names.KIND} as an owner; it takes up to a minute after installation"
+    return Refusal(action.ref, "", Reason.WAITING_FOR_API, message)
 
 
 def _refusal(action: Apply | Delete, error: ApiError) -> Refusal:

@@ -127,6 +127,12 @@ class KubeApi:
             return False
         return True
 
+    async def events_about(self, namespace: str, uid: str) -> Sequence[Mapping[str, Any]]:
+        """See ClusterApi."""
+        query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": "500"}
+        page = await self._call("GET", _path(EVENTS, namespace), query)
+        return page.get("items") or ()
+
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         """See ClusterApi."""
         await self._call("POST", _path(EVENTS, namespace), {}, dict(event), _JSON)

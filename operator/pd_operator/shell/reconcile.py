@@ -14,11 +14,13 @@ from enum import StrEnum
 from typing import Any
 
 from pd_operator.core.observed import Child, Observed, observe_child
+from pd_operator.core.observed_events import pods_refused
 from pd_operator.core.observed_kinds import DEPLOYMENTS, Ref
 from pd_operator.core.observed_router import RouterAnswer
 from pd_operator.core.parse import parse_deployment
 from pd_operator.core.plan import Refusal, Why, plan, ref_of
 from pd_operator.core.problems import Problem, SpecError
+from pd_operator.core.reasons import Reason
 from pd_operator.core.render_children import cluster_generation, render_children
 from pd_operator.core.render_context import RenderContext
 from pd_operator.core.render_engine_pod import connector_image
@@ -37,10 +39,11 @@ logger = logging.getLogger(__name__)
 
 
 class Result(StrEnum):
-    """How a reconcile ended; WAITING is tried again although nothing failed."""
+    """How a reconcile ended; WAITING is tried again although nothing failed, SOON without ever longer pauses."""
 
     SETTLED = "settled"
     WAITING = "waiting"
+    SOON = "soon"
     INVALID = "invalid"
     STANDING_BACK = "standing_back"
     GONE = "gone"
@@ -105,8 +108,10 @@ class Reconciler:
             # Its status is the other operator's as well.
             await post_events(self._api, observed, news, self._now())
             return Result.STANDING_BACK
-        await self._report(key, wish, observed, outcome.refusals)
-        return Result.WAITING if outcome.refusals else Result.SETTLED
+        lacking = await self._report(key, wish, observed, outcome.refusals)
+        if any(refusal.reason is Reason.WAITING_FOR_API for refusal in outcome.refusals):
+            return Result.SOON
+        return Result.WAITING if outcome.refusals or lacking else Result.SETTLED
 
     def _observe(self, key: Key) -> Observed | None:
         """What is known; None when there is nothing to do any more. An object in deletion keeps its children until
@@ -148,18 +153,30 @@ class Reconciler:
 
     async def _report(
         self, key: Key, wish: Wish | Sequence[Problem], before: Observed, refusals: Sequence[Refusal]
-    ) -> None:
-        """Write the status when it differs, judged by what the children are after the writes."""
+    ) -> bool:
+        """Write the status when it differs, judged by what the children are after the writes. True when pods lack."""
         now = self._mirror.observed(key, self._answers())
         if now is None or now.uid != before.uid:
-            return
+            return False
+        lacking = [child for child in now.mine() if child.ref.kind == "StatefulSet" and _lacks_pods(child)]
         # The spec that was read is what the status is about, even when a newer one has arrived meanwhile.
-        seen = replace(now, raw={**before.raw, "status": now.raw.get("status")})
+        raw = {**before.raw, "status": now.raw.get("status")}
+        seen = replace(now, raw=raw, pods_refused={child.ref: await self._why_no_pods(child) for child in lacking})
         status = compute_status(wish, seen, refusals, self._now())
         old = previous_status(seen.raw)
-        if seen.raw.get("status") == status.document():
-            return
-        await self._write_status(seen, old, status)
+        if seen.raw.get("status") != status.document():
+            await self._write_status(seen, old, status)
+        return bool(lacking)
+
+    async def _why_no_pods(self, child: Child) -> str:
+        """What its controller has told. Not all that is wrong tells itself: nothing wakes a reconcile for an Event."""
+        try:
+            return pods_refused(await self._api.events_about(child.ref.namespace, child.uid))
+        except ApiError as error:
+            if error.transient:
+                raise
+            logger.info("events of %s in %s can't be read: %s", child.ref, child.ref.namespace, error)
+            return ""
 
     async def _write_status(self, seen: Observed, old: PDDeploymentStatus, status: PDDeploymentStatus) -> None:
         ref = _ref(seen)
@@ -172,6 +189,10 @@ class Reconciler:
             raise
         self._mirror.see(DEPLOYMENTS, raw)
         await post_events(self._api, seen, happenings(old, status), self._now())
+
+
+def _lacks_pods(child: Child) -> bool:
+    return child.workload is not None and child.workload.lacks_pods
 
 
 def _ref(observed: Observed) -> Ref:

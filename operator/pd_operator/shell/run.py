@@ -143,8 +143,8 @@ class Operator:
             self._forget(key)
         else:
             self._metrics.last_reconcile.labels(*key).set(time.time())
-        if result is Result.WAITING:
-            self.wakeups.failed(key)
+        if result in (Result.WAITING, Result.SOON):
+            self.wakeups.failed(key, progress=result is Result.SOON)
         else:
             self.wakeups.done(key)
         if result is Result.STANDING_BACK:

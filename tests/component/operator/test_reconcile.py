@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from pd_operator.core.observed_kinds import Ref
+from pd_operator.shell.api import ApiError
 from support.operator_bench import QWEN, Bench
 
 STATEFUL_SET = Ref("StatefulSet", "models", "qwen-decode")
@@ -215,6 +217,75 @@ async def test_a_child_without_its_owner_reference_is_taken_back(bench: Bench) -
     owners = bench.cluster.objects[SERVICE]["metadata"]["ownerReferences"]
     assert [owner["uid"] for owner in owners] == [raw["metadata"]["uid"]]
     assert bench.condition("DecodeReady")["reason"] != "ForeignObject"
+
+
+async def test_refused_pods_are_told_and_looked_for_until_they_are_there(bench: Bench) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    bench.serve_all()
+    await bench.settle(operator)
+    assert not any(verb == "list" and ref.kind == "Event" for verb, ref in bench.cluster.calls), "nothing lacks"
+    raw = bench.cluster.objects[STATEFUL_SET]
+    bench.cluster.set_status(STATEFUL_SET, {**raw["status"], "replicas": 0, "readyReplicas": 0, "updatedReplicas": 0})
+    await bench.work(operator)
+    assert bench.condition("DecodeReady")["reason"] == "Scaling"
+    about = {"uid": raw["metadata"]["uid"]}
+    told = {"reason": "FailedCreate", "message": "violates PodSecurity", "involvedObject": about, "metadata": {}}
+    bench.cluster.events.append(told)
+    await bench.work(operator)
+    assert bench.condition("DecodeReady")["reason"] == "PodsRefused"
+    assert "violates PodSecurity" in bench.condition("Ready")["message"]
+    bench.cluster.serve(STATEFUL_SET)
+    await bench.settle(operator)
+    assert bench.condition("Ready")["reason"] == "AllReady"
+
+
+async def test_events_that_may_not_be_read_keep_nothing_from_its_way(bench: Bench) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    bench.serve_all()
+
+    async def events_about(_namespace: str, _uid: str) -> Sequence[Mapping[str, Any]]:
+        raise ApiError(403, "Forbidden", "no right to list events")
+
+    bench.cluster.events_about = events_about  # type: ignore[method-assign]
+    raw = bench.cluster.objects[STATEFUL_SET]
+    bench.cluster.set_status(STATEFUL_SET, {**raw["status"], "replicas": 0, "readyReplicas": 0})
+    await bench.work(operator, 2)
+    assert bench.condition("DecodeReady")["reason"] == "Scaling"
+
+
+NOT_KNOWN_YET = (
+    'roles.rbac.authorization.k8s.io "qwen-router" is forbidden: cannot set blockOwnerDeletion in this case because '
+    "cannot find RESTMapping for APIVersion pdserving.dev/v1alpha1 Kind PDDeployment: no matches for kind"
+)
+
+
+async def test_a_server_that_does_not_know_the_definition_yet_is_waited_for_quietly(bench: Bench) -> None:
+    bench.create()
+    apply, tries = bench.cluster.apply, 0
+
+    async def refuse(_manifest: Mapping[str, Any], _uid: str | None) -> Mapping[str, Any]:
+        nonlocal tries
+        tries += 1
+        raise ApiError(403, "Forbidden", NOT_KNOWN_YET)
+
+    bench.cluster.apply = refuse  # type: ignore[method-assign]
+    operator = await bench.operator()
+    for number in range(1, 7):
+        await operator.work_once()
+        assert tries == number, "one question per look, not one per child"
+        bench.time += 1.2
+    for kind in ("Ready", "PrefillReady", "DecodeReady", "RouterReady"):
+        assert bench.condition(kind)["reason"] == "WaitingForAPI"
+    assert len(bench.condition("Ready")["message"]) < 120
+    assert {event["type"] for event in bench.cluster.events} == {"Normal"}
+    bench.cluster.apply = apply  # type: ignore[method-assign]
+    await bench.settle(operator)
+    assert STATEFUL_SET in bench.cluster.objects
+    assert bench.condition("Ready")["reason"] == "RollingOut"
 
 
 async def test_deleted_and_created_again_under_the_same_name(bench: Bench) -> None:

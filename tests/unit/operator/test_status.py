@@ -17,7 +17,9 @@ from pd_operator.core.reasons import ConditionType, Reason
 from pd_operator.core.render_children import cluster_generation, render_children
 from pd_operator.core.render_context import RenderContext
 from pd_operator.core.status import MESSAGE_LIMIT, Wish, compute_status, previous_status
+from pd_operator.core.status_events import happenings
 from pd_operator.core.status_model import PDDeploymentStatus
+from pd_operator.core.status_roles import ROLES
 from support.pddeployments import deployment
 
 UID = "uid-of-qwen"
@@ -409,3 +411,37 @@ def test_reuse_that_is_switched_off() -> None:
     status = compute_status(off, seen(pods=(ROUTER,), routers={"r-0": GOOD}), (), NOW)
     assert word(status, ConditionType.BIDIRECTIONAL_ACTIVE) == ("False", "Disabled")
     assert word(status, ConditionType.TRANSFERS_FLOWING) == ("False", "Disabled")
+
+
+REFUSED = 'create Pod qwen-decode-0 failed error: pods "qwen-decode-0" is forbidden: violates PodSecurity'
+LACKING = replace(DONE, replicas=0, ready=0, updated=0)
+
+
+@pytest.mark.parametrize("role", ["decode", "router"])
+def test_pods_that_are_refused_are_told_with_the_servers_words(role: str) -> None:
+    if role == "router":
+        observed = seen(router=replace(LACKING, pods_refused=REFUSED))
+    else:
+        observed = replace(seen(decode=LACKING), pods_refused={Ref("StatefulSet", "models", "qwen-decode"): REFUSED})
+    status = compute_status(wish(), observed, (), NOW)
+    for kind in (ConditionType.READY, ConditionType.PROGRESSING, ROLES[role]):
+        assert word(status, kind) == ("False", "PodsRefused")
+        assert REFUSED in message(status, kind)
+    assert "Warning" in {one.kind for one in happenings(PDDeploymentStatus(), status)}
+
+
+def test_a_rollout_past_its_deadline_says_why_when_pods_are_refused() -> None:
+    late = replace(DONE, updated=0, deadline_passed=True, pods_refused=REFUSED)
+    status = compute_status(wish(), seen(router=late), (), NOW)
+    assert word(status, ConditionType.PROGRESSING) == ("False", "RolloutStuck")
+    assert REFUSED in message(status, ConditionType.PROGRESSING)
+    assert word(status, ConditionType.READY) == ("True", "Serving")
+
+
+def test_what_all_roles_wait_for_is_said_once_and_is_no_warning() -> None:
+    refusal = Refusal(Ref("ServiceAccount", "models", "qwen-router"), "", Reason.WAITING_FOR_API, "waiting for it")
+    status = compute_status(wish(), seen(None, None, None), (refusal,), NOW)
+    assert word(status, ConditionType.READY) == ("False", "WaitingForAPI")
+    assert message(status, ConditionType.READY) == "waiting for it"
+    assert message(status, ConditionType.PROGRESSING) == "waiting for it"
+    assert {one.kind for one in happenings(PDDeploymentStatus(), status)} == {"Normal"}
