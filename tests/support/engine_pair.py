@@ -23,6 +23,7 @@ from pd_operator.core.model import PDDeployment
 from pd_operator.core.parse import parse_deployment
 from pdctl.shell.local import LocalDeployment, LocalOptions
 from pdctl.shell.model_maker import cached_tiny_model, read_words
+from support.router_process import RouterProcess
 
 TOLERANCE = 0.05
 """Of a log-probability. Two recomputations of one prompt agree to 0.02; a wrong history differs by 0.3 or more."""
@@ -30,7 +31,9 @@ COMPARED_TOKENS = 4
 Message = dict[str, Any]
 
 
-def tiny_deployment(connector: str = "Verified", ttl: int = 300, **router_timeouts: int) -> PDDeployment:
+def tiny_deployment(
+    connector: str = "Verified", ttl: int = 300, decodes: int = 1, **router_timeouts: int
+) -> PDDeployment:
     """The CPU example with the cached tiny model, and without reuse for requests that name no principal."""
     text = Path(__file__).parents[2].joinpath("examples", "cpu-tiny.yaml").read_text()
     value = yaml.safe_load(text)
@@ -38,6 +41,7 @@ def tiny_deployment(connector: str = "Verified", ttl: int = 300, **router_timeou
     spec["model"]["name"] = str(cached_tiny_model(print))
     spec["router"]["auth"]["anonymous"] = "NoReuse"
     spec["router"].setdefault("timeouts", {}).update(router_timeouts)
+    spec["decode"]["replicas"] = decodes
     spec["kvTransfer"].update(connector=connector, decoderBlocksTTLSeconds=ttl)
     spec["engine"].setdefault("extraArgs", []).extend(["--enable-auto-tool-choice", "--tool-call-parser", "hermes"])
     return parse_deployment(value)
@@ -99,9 +103,11 @@ class Pair:
         key: str | None = "tenant-a",
         conversation: str | None = None,
         max_tokens: int = 40,
+        via: RouterProcess | None = None,
         **fields: Any,
     ) -> Answer:
-        """One chat turn at temperature 0. `key` is the API key; None sends no principal."""
+        """One chat turn at temperature 0. `key` is the API key; None sends no principal. `via`: another router than
+        the deployment's own."""
         body: dict[str, Any] = {
             "model": "tiny",
             "messages": list(messages),
@@ -113,7 +119,7 @@ class Pair:
         if conversation is not None:
             body["conversation_id"] = conversation
         headers = {"authorization": f"Bearer {key}"} if key is not None else {}
-        url = f"{self.deployment.urls.router}/v1/chat/completions"
+        url = f"{via.url if via else self.deployment.urls.router}/v1/chat/completions"
         async with self.session.post(url, json=body, headers=headers) as response:
             answer = await response.json()
             assert response.status == 200, answer
@@ -124,12 +130,12 @@ class Pair:
             message={"role": "assistant", "content": choice["message"]["content"]},
             logprobs=[item["logprob"] for item in content],
             tokens=[item["token"] for item in content],
-            decision=await self.decision(request_id),
+            decision=await self.decision(request_id, via),
         )
 
-    async def decision(self, request_id: str) -> dict[str, Any]:
+    async def decision(self, request_id: str, via: RouterProcess | None = None) -> dict[str, Any]:
         """What `/debug/explain` says about a turn."""
-        url = f"{self.deployment.urls.admin}/debug/explain"
+        url = f"{via.admin_url if via else self.deployment.urls.admin}/debug/explain"
         async with self.session.get(url, params={"request_id": request_id}) as response:
             (found,) = await response.json()
         decision: dict[str, Any] = found
