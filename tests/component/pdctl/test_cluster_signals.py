@@ -16,7 +16,9 @@ from support.clusters import eventually
 
 STARTS = """
 import signal, sys, time, typer
+from pdctl.shell.cluster import signals
 from pdctl.shell.cluster.signals import uninterrupted
+signals.PATIENCE_SECONDS = 0  # so that each signal would count by itself
 from pdctl.shell.cluster.told import ToldGroup
 app = typer.Typer(cls=ToldGroup)
 @app.command()
@@ -64,6 +66,21 @@ def test_a_signal_while_it_cleans_up_changes_nothing(first: signal.Signals, late
         program.stdin.flush()
         assert program.stdout.read() == f"was told to go on\nclean\npdctl: ended by {first.name}\n"
     assert program.returncode == 128 + first
+
+
+def test_a_signal_that_comes_while_it_cleans_up_counts_afterwards() -> None:
+    code = """
+import signal
+from pdctl.shell.cluster.signals import Interrupted, Interrupting, uninterrupted
+try:
+    with Interrupting(), uninterrupted():
+        signal.raise_signal(signal.SIGTERM)
+        print("clean")
+except Interrupted as interrupted:
+    print(interrupted)
+"""
+    with python(code) as program:
+        assert program.communicate()[0] == "clean\nSIGTERM\n"
 
 
 def test_a_signal_that_something_has_swallowed_can_be_repeated() -> None:
