@@ -90,13 +90,13 @@ def kv_transfer_config(deployment: PDDeployment, role: Role) -> dict[str, Any]:
             # With a module path a missing plugin stops the engine; it can't fall back to vLLM's own.
             "kv_connector_module_path": names.CONNECTOR_MODULE,
         }
-    extra: dict[str, Any] = {
-        "backends": [backend_of(deployment.spec).value],
-        "kv_recompute_threshold": transfer.recompute_threshold_tokens,
-        "decoder_kv_blocks_ttl": transfer.decoder_blocks_ttl_seconds,
-        "bidirectional_kv_xfer": transfer.bidirectional is Switch.ENABLED,
-        "kv_lease_duration": transfer.lease_duration_seconds,
-    }
+    reuse = transfer.bidirectional is Switch.ENABLED
+    extra: dict[str, Any] = {"backends": [backend_of(deployment.spec).value]}
+    if reuse:
+        # Nothing reads these without reuse, and an edit of them would restart every engine all the same.
+        extra["kv_recompute_threshold"] = transfer.recompute_threshold_tokens
+        extra["decoder_kv_blocks_ttl"] = transfer.decoder_blocks_ttl_seconds
+    extra |= {"bidirectional_kv_xfer": reuse, "kv_lease_duration": transfer.lease_duration_seconds}
     extra |= {entry.name: json.loads(entry.value) for entry in transfer.extra_config}
     return {
         **config,

@@ -64,12 +64,9 @@ def _options(deployment: PDDeployment) -> list[str]:
     router, transfer = deployment.spec.router, deployment.spec.kv_transfer
     options: dict[str, str | int] = {
         "--model": deployment.spec.model.public_name,
-        "--reuse": "on" if transfer.bidirectional is Switch.ENABLED else "off",
-        "--handle-ttl": transfer.handle_ttl_seconds,
-        "--engine-ttl": transfer.decoder_blocks_ttl_seconds,
+        **_reuse(deployment),
         "--lease": transfer.lease_duration_seconds,
         "--workers": router.workers,
-        "--recompute-threshold": transfer.recompute_threshold_tokens,
         "--tenant-from": TENANT_WORDS[router.auth.tenant_from],
         "--anonymous": ANONYMOUS_WORDS[router.auth.anonymous],
         "--handle-cap-bytes": router.handle_store.max_bytes,
@@ -97,6 +94,19 @@ def _options(deployment: PDDeployment) -> list[str]:
     options.update(_observe(deployment))
     words = [word for flag, value in options.items() for word in (flag, str(value))]
     return [*words, *_gateway(deployment)]
+
+
+def _reuse(deployment: PDDeployment) -> dict[str, str | int]:
+    """Without reuse its limits mean nothing, and routers must not restart for an edit of them."""
+    transfer = deployment.spec.kv_transfer
+    if transfer.bidirectional is not Switch.ENABLED:
+        return {"--reuse": "off"}
+    return {
+        "--reuse": "on",
+        "--handle-ttl": transfer.handle_ttl_seconds,
+        "--engine-ttl": transfer.decoder_blocks_ttl_seconds,
+        "--recompute-threshold": transfer.recompute_threshold_tokens,
+    }
 
 
 def _observe(deployment: PDDeployment) -> dict[str, str | int]:

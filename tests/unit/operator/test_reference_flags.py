@@ -155,6 +155,10 @@ def test_only_the_switch_differs_between_the_two_legs(name: str) -> None:
         without = render_engine(parse_deployment(off), role, endpoint)
         assert with_reuse.env == without.env
         changed = [pair for pair in zip(with_reuse.argv, without.argv, strict=True) if pair[0] != pair[1]]
-        [(switched_on, switched_off)] = changed
-        switch = '"bidirectional_kv_xfer":'
-        assert switched_off == switched_on.replace(f"{switch}true", f"{switch}false")
+        [(switched_on, switched_off)] = (tuple(map(json.loads, pair)) for pair in changed)
+        extra = switched_on["kv_connector_extra_config"]
+        assert extra["bidirectional_kv_xfer"] is True
+        # Read by nobody without reuse.
+        del extra["kv_recompute_threshold"], extra["decoder_kv_blocks_ttl"]
+        extra["bidirectional_kv_xfer"] = False
+        assert switched_off == switched_on

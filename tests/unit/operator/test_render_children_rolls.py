@@ -55,6 +55,16 @@ def test_both_roles_get_a_new_generation_together(
         assert who >= ENGINES
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("decoderBlocksTTLSeconds", 300), ("routerTTLSeconds", 60), ("recomputeThresholdTokens", 7)]
+)
+def test_without_reuse_its_limits_restart_nothing(field: str, value: int) -> None:
+    off = ("spec.kvTransfer.bidirectional", "Disabled")
+    edit = (f"spec.kvTransfer.{field}", value)
+    assert changed(templates(deployment(IMAGE, off)), templates(deployment(IMAGE, off, edit))) == NOBODY
+    assert changed(templates(deployment(IMAGE)), templates(deployment(IMAGE, edit))) != NOBODY
+
+
 def test_another_source_of_tenants_restarts_routers() -> None:
     value = deployment(IMAGE)
     assert changed(templates(value), templates(deployment(IMAGE, BY_HEADER))) == {R}
