@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pdctl.shell.app import app
 from pdctl.shell.cluster import command, machine
 from pdctl.shell.cluster.claims import Claim, owners
 from pdctl.shell.cluster.places import ClusterError
+from pdctl.shell.cluster.signals import Interrupted
 
 NAMES = (f"c-{os.getpid()}", f"d-{os.getpid()}")
 HOLD = "import sys; from pdctl.shell.cluster.claims import Claim; claim = Claim(sys.argv[1]); print(); sys.stdin.read()"
@@ -135,6 +137,17 @@ def test_a_home_that_cannot_be_written_to_is_one_line(
     assert "Not a directory" in output
     assert len(output.splitlines()) == 1
     assert machine.try_state_folder().endswith("can't be written to: Not a directory")
+
+
+def test_a_signal_that_comes_too_late_for_a_start_is_told_with_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(_self: object) -> None:
+        monkeypatch.setattr(command.EmbeddedCluster, "is_up", True)
+        raise Interrupted(signal.SIGINT)
+
+    monkeypatch.setattr(command.EmbeddedCluster, "up", late)
+    code, output = pdctl("up", "--name", NAMES[0])
+    assert code == 130
+    assert f"cluster {NAMES[0]} is up; to end it: pdctl cluster down --name {NAMES[0]}" in output
 
 
 def test_a_state_folder_that_is_full_is_told_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

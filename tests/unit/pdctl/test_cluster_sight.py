@@ -44,6 +44,12 @@ def test_with_reuse_off_the_condition_must_be_off_too():
     assert not read_sight(pdd("Disabled"), []).ready
 
 
+def test_what_the_operator_waits_for_is_said_once():
+    waiting = pdd(Ready="False")
+    waiting["status"]["conditions"][0]["message"] = "waiting for the API server"
+    assert read_sight(waiting, []).waiting_for == "the API server"
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -42,7 +42,7 @@ def read_sight(pdd: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> Sig
         wanted = name == "Ready" or pdd["spec"]["kvTransfer"]["bidirectional"] == "Enabled"
         if (condition.get("status") == "True") is not wanted:
             text = condition.get("message") or condition.get("reason") or f"condition {name}"
-            return Sight(False, text, deaths)
+            return Sight(False, text.removeprefix("waiting for "), deaths)
     if conditions.get("Progressing", {}).get("status") == "True":
         return Sight(False, conditions["Progressing"].get("message", "the rollout"), deaths)
     if leaving:

@@ -18,6 +18,7 @@ from pdctl.shell.cluster.cluster import EmbeddedCluster, known_clusters
 from pdctl.shell.cluster.demo_command import demo, demo_inside
 from pdctl.shell.cluster.images import pack_development_images
 from pdctl.shell.cluster.places import ClusterError
+from pdctl.shell.cluster.signals import Interrupted
 from pdctl.shell.cluster.start import Wishes
 from pdctl.shell.cluster.told import ToldGroup
 from pdctl.shell.console import Console
@@ -70,9 +71,14 @@ def up(
     cluster = _cluster(name, console, wishes)
     try:
         cluster.up()
+        console.settle()
+        _print_status(cluster.status())
+    except Interrupted:
+        if cluster.is_up:
+            console.say(f"cluster {name} is up; to end it: pdctl cluster down --name {name}")
+        raise
     finally:
         console.settle()
-    _print_status(cluster.status())
 
 
 @app.command()
