@@ -91,6 +91,20 @@ def test_a_signal_while_the_cluster_starts_takes_it_down(world):
     assert "ended by SIGHUP" in output
 
 
+def test_a_terminal_that_has_gone_away_is_no_reason_to_leave_the_cluster(world, monkeypatch):
+    settled = []
+
+    def settle(_self: object) -> None:
+        settled.append(1)
+        if len(settled) > 1:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(demo_command.Console, "settle", settle)
+    code, _, done = world("")
+    assert code == 1
+    assert done[-1] == "down"
+
+
 def test_a_cluster_is_kept_only_if_it_is_up(world):
     assert world("", None, "--keep")[2][-1] == "pdctl cluster demo-inside"
     assert world("", Interrupted(signal.SIGTERM), "--keep")[2][-1] == "down"

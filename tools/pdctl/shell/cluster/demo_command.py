@@ -102,9 +102,12 @@ def demo(
             ]
             code = _in_cluster(cluster, words, console)
     finally:
-        console.settle()
-        if not obstacle:
-            _finish(cluster, console, keep=keep)
+        try:
+            console.settle()
+        finally:
+            # Also where the terminal has gone away, and writing to it fails.
+            if not obstacle:
+                _finish(cluster, console, keep=keep)
     if obstacle:
         cluster.disclaim()
         console.say(f"no cluster can be started here: {obstacle}\nplaying the local demo instead")
