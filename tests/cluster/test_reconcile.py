@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from pd_operator.core.observed import HASH_ANNOTATION
-from pdctl.shell.cluster.api import APPLY
+from pdctl.shell.cluster.api import APPLY, MERGE
 from pdctl.shell.cluster.cluster import EmbeddedCluster
 from support.api_faults import Fault
 from support.clusters import eventually, exists
-from support.operator_lab import STRATEGIC, Lab, router_at
+from support.operator_lab import JSON_PATCH, STRATEGIC, Lab, router_at
 from support.operator_process import OperatorProcess
 
 ALL_CHILDREN = {
@@ -152,6 +152,38 @@ def test_an_edit_by_hand_is_healed(
     eventually("healed", healed)
 
 
+KEYS: dict[str, tuple[str, str, str, Any]] = {
+    "service": ("Service", "qwen-router", "/spec/ports/0/port", 8080),
+    "headless service": ("Service", "qwen-prefill", "/spec/ports/1/port", 8080),
+    "engine": ("StatefulSet", "qwen-prefill", "/spec/template/spec/containers/0/ports/0/containerPort", 8080),
+    "router": ("Deployment", "qwen-router", "/spec/template/spec/containers/0/ports/1/containerPort", 8080),
+    "owner": ("Service", "qwen-decode", "/metadata/ownerReferences", None),
+}
+
+
+@pytest.mark.parametrize("edit", KEYS.values(), ids=KEYS.keys())
+def test_an_edited_key_of_a_list_is_put_back_and_nothing_stays_of_it(
+    shared: Lab, edit: tuple[str, str, str, Any]
+) -> None:
+    kind, name, path, value = edit
+    ref = shared.ref(kind, name)
+    before = shared.get(ref)
+    step = {"op": "remove", "path": path} if value is None else {"op": "replace", "path": path, "value": value}
+    shared.patch(ref, [step], JSON_PATCH)
+    owners = before["metadata"]["ownerReferences"]
+
+    def healed() -> bool:
+        raw = shared.get(ref)
+        same = raw["spec"] == before["spec"] and raw["metadata"].get("ownerReferences") == owners
+        return same and {entry["manager"] for entry in raw["metadata"]["managedFields"]} <= {
+            *(entry["manager"] for entry in before["metadata"]["managedFields"]),
+            "kubectl-edit",
+        }
+
+    eventually("healed", healed)
+    assert shared.condition("Ready")["reason"] not in ("ApplyRefused", "ForeignObject")
+
+
 def test_what_others_add_beside_ours_stays_and_costs_no_write(lab: Lab) -> None:
     operator = lab.operator("--resync", "2")
     lab.create()
@@ -284,6 +316,20 @@ def test_a_foreign_object_is_never_taken_over(lab: Lab) -> None:
     eventually("ours", lambda: {str(ref) for ref in lab.children()} == ALL_CHILDREN)
 
 
+def test_nothing_runs_as_or_gives_rights_to_a_foreign_account(lab: Lab) -> None:
+    account = lab.ref("ServiceAccount", "qwen-router")
+    lab.api.request("POST", lab.path(account).rpartition("/")[0], {"metadata": {"name": account.name}})
+    lab.operator("--resync", "2")
+    lab.create()
+    message = lab.until_condition("RouterReady", "False", "ForeignObject")["message"]
+    assert "RoleBinding qwen-router is not written, since it would use ServiceAccount qwen-router" in message
+    using = {"ServiceAccount qwen-router", "RoleBinding qwen-router", "Deployment qwen-router"}
+    eventually("the rest", lambda: {str(ref) for ref in lab.children()} == ALL_CHILDREN - using)
+    assert not any(lab.exists(lab.ref(kind, "qwen-router")) for kind in ("RoleBinding", "Deployment"))
+    lab.delete(account)
+    eventually("ours", lambda: {str(ref) for ref in lab.children()} == ALL_CHILDREN)
+
+
 def test_a_child_that_is_not_wanted_any_more_is_deleted_and_nothing_else(lab: Lab) -> None:
     operator = lab.operator()
     lab.create(("spec.router.replicas", 2))
@@ -402,6 +448,25 @@ def test_what_is_wrong_with_pods_is_told(lab: Lab) -> None:
     loop = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": ended}, "restartCount": 4}
     lab.report(pod, {**scheduled, "containerStatuses": [{**waiting, **loop}]})
     assert "no NIXL plugin LIBFABRIC" in lab.until_condition("Ready", "False", "CrashLooping")["message"]
+
+
+def test_refused_pods_are_told_with_the_servers_words(lab: Lab) -> None:
+    label = {"pod-security.kubernetes.io/enforce": "restricted"}
+    lab.api.request("PATCH", f"/api/v1/namespaces/{lab.namespace}", {"metadata": {"labels": label}}, MERGE)
+    lab.operator()
+    lab.create()
+    for kind in ("PrefillReady", "DecodeReady", "Progressing"):
+        message = lab.until_condition(kind, "False", "PodsRefused")["message"]
+        assert "violates PodSecurity" in message
+
+
+def test_a_quota_is_told_for_routers_as_well(lab: Lab) -> None:
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    lab.api.request("POST", f"/api/v1/namespaces/{lab.namespace}/resourcequotas", quota)
+    lab.operator()
+    lab.create()
+    for kind in ("RouterReady", "DecodeReady"):
+        assert "exceeded quota" in lab.until_condition(kind, "False", "PodsRefused")["message"]
 
 
 def test_reuse_and_transfers_are_read_from_the_router(lab: Lab) -> None:

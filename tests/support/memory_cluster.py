@@ -12,9 +12,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from pd_operator.core.observed import HAND_OVER_MANAGER, MANAGER
+from pd_operator.core.observed import HAND_OVER_MANAGER, MANAGER, REPAIR_MANAGER
 from pd_operator.core.observed_kinds import DEPLOYMENTS, EVENTS, Kind, Ref, kind_named
-from pd_operator.core.plan_repair import REPAIR_MANAGER
 from pd_operator.shell.api import ApiError
 
 _ITEM_KEYS: Final = (("name",), ("uid",), ("containerPort", "protocol"), ("port", "protocol"))

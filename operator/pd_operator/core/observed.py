@@ -23,6 +23,9 @@ MANAGER: Final = "pd-operator"
 HAND_OVER_MANAGER: Final = "pd-operator-handover"
 """Holds a field for the moment in which the operator lets go of it, until its new owner writes it."""
 
+REPAIR_MANAGER: Final = "pd-operator-repair"
+"""Field manager of what `plan_repair` puts back; the apply that follows takes it over."""
+
 HASH_ANNOTATION: Final = f"{names.API_GROUP}/rendered-hash"
 OPERATOR_ANNOTATION: Final = f"{names.API_GROUP}/operator"
 """Which operator wrote a child: NAMESPACE/RELEASE."""
@@ -82,6 +85,7 @@ class Child:
         owner: (kind, name, uid) of its controller, empty texts without one.
         operator: which operator wrote it, see `rivals`.
         owned_fields: `fieldsV1` of this operator's apply, as JSON text; empty when it never applied.
+        repaired: fields are still owned by a repair, which an apply brings to its end.
     """
 
     ref: Ref
@@ -94,6 +98,7 @@ class Child:
     rendered_hash: str = ""
     operator: str = ""
     owned_fields: str = ""
+    repaired: bool = False
     deleting: bool = False
     workload: Workload | None = None
 
@@ -159,6 +164,7 @@ def observe_child(kind: str, raw: Mapping[str, Any]) -> Child:
         rendered_hash=str(annotations.get(HASH_ANNOTATION, "")),
         operator=str(annotations.get(OPERATOR_ANNOTATION, "")),
         owned_fields=_owned_fields(metadata),
+        repaired=any(entry.get("manager") == REPAIR_MANAGER for entry in metadata.get("managedFields") or ()),
         deleting="deletionTimestamp" in metadata,
         workload=_workload(kind, raw) if kind in IMMUTABLE else None,
     )

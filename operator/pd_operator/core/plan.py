@@ -179,7 +179,7 @@ def _step(
         if changed:
             return _replace(manifest, child, changed)
         return Apply(ref, manifest, Why.CHANGED, child.uid, _hand_over(manifest, child)), None
-    if lost_fields(manifest, child.owned_fields) - not_kept.get(child.uid, frozenset()):
+    if child.repaired or lost_fields(manifest, child.owned_fields) - not_kept.get(child.uid, frozenset()):
         return Apply(ref, manifest, Why.EDITED, child.uid), None
     return None, None
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeGuard
 
-REPAIR_MANAGER: Final = "pd-operator-repair"
-"""Field manager of what is put back; the apply that follows takes it over."""
+from pd_operator.core.observed import REPAIR_MANAGER
 
 KEYS: Final = ("port", "containerPort", "protocol")
 """Key fields of lists whose items have a name that is not their key and must be unique."""

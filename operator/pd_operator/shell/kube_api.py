@@ -16,9 +16,8 @@ from urllib.parse import quote
 import aiohttp
 from kubernetes.aio.client import ApiClient
 
-from pd_operator.core.observed import HAND_OVER_MANAGER, MANAGER
+from pd_operator.core.observed import HAND_OVER_MANAGER, MANAGER, REPAIR_MANAGER
 from pd_operator.core.observed_kinds import DEPLOYMENTS, EVENTS, Kind, Ref, kind_named
-from pd_operator.core.plan_repair import REPAIR_MANAGER
 from pd_operator.shell.api import ApiError
 from pd_operator.shell.login import load_configuration
 from pd_operator.shell.metrics import Metrics

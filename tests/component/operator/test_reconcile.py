@@ -96,6 +96,29 @@ async def test_a_port_whose_number_was_edited_is_put_back(bench: Bench, added: l
     assert len(bench.cluster.writes) == writes
 
 
+@pytest.mark.parametrize("lost", [1, 2], ids=["before the port", "before its ownership"])
+async def test_a_repair_that_somebody_comes_between_is_ended_later(bench: Bench, lost: int) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    patch, tries = bench.cluster.patch, 0
+
+    async def conflicting(ref: Ref, version: str, operations: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        nonlocal tries
+        tries += 1
+        return await patch(ref, "1" if tries == lost else version, operations)
+
+    bench.cluster.patch = conflicting  # type: ignore[method-assign]
+    router = Ref("Service", "models", "qwen-router")
+    [port] = bench.cluster.objects[router]["spec"]["ports"]
+    bench.cluster.edit(router, ("spec", "ports"), [{**port, "port": 8080}])
+    await bench.settle(operator)
+    raw = bench.cluster.objects[router]
+    assert [entry["manager"] for entry in raw["metadata"]["managedFields"]] == ["pd-operator"]
+    assert raw["spec"]["ports"] == [port]
+    assert tries == 3
+
+
 async def test_a_refusal_that_is_no_moved_port_stays_one(bench: Bench) -> None:
     bench.create()
     operator = await bench.operator()

@@ -149,7 +149,7 @@ def wanted_rights() -> set[Right]:
         (group, f"{plural}/status", "patch"),
         (group, f"{plural}/finalizers", "update"),
         *((PODS.group, PODS.plural, verb) for verb in ("list", "watch")),
-        (EVENTS.group, EVENTS.plural, "create"),
+        *((EVENTS.group, EVENTS.plural, verb) for verb in ("list", "create")),
     }
 
 

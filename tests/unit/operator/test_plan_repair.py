@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pd_operator.core.plan_repair import REPAIR_MANAGER, moved_items, without_claims
+from pd_operator.core.observed import REPAIR_MANAGER
+from pd_operator.core.plan_repair import moved_items, without_claims
 
 
 def service(*ports: tuple[str, int]) -> dict[str, Any]:
