@@ -22,3 +22,8 @@ def words(texts: Iterable[str]) -> str:
 def text(value: str) -> str:
     """A text with the same characters; JSON and CEL escape alike."""
     return json.dumps(value)
+
+
+def compared(quantity: str) -> str:
+    """How a quantity compares to nothing: -1, 0 or 1."""
+    return f'{quantity}.compareTo(quantity("0"))'

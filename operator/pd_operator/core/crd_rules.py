@@ -1,7 +1,7 @@
 """Rules over several fields in CEL, for the custom resource definition: `kubectl apply` itself refuses a bad edit.
 
 Each says the same as a rule in `rules_*`, which runs on every read as well; what CEL cannot say within its cost limits
-(abbreviated flags, a version that contradicts the image's tag) is only there. Every list and text that a rule visits is
+(a version that contradicts the image's tag) is only there. Every list and text that a rule visits is
 bounded in the models, because an API server refuses a definition whose rules might cost too much.
 """
 
@@ -11,13 +11,16 @@ from collections.abc import Mapping
 from typing import Final
 
 from pd_operator.core import crd_rules_access, crd_rules_engine, crd_rules_pod, rules_store
-from pd_operator.core.cel import Rule, rule, text, words
+from pd_operator.core.cel import Rule, compared, rule, text, words
 from pd_operator.core.crd_rules_engine import VOLUMES
 from pd_operator.core.crd_schema import Schema
+from pd_operator.core.pod_profiles import P5EN_EFA as P5EN_POD
 from pd_operator.core.profiles import CPU, P5EN_EFA
+from pd_operator.core.rules_pod import TOO_MUCH_SHARED
 from pd_operator.core.rules_transfer import BYPASS_NEEDS_CACHE, FIELD_OF_KEY, FREE_KEYS
 from pd_operator.core.spec_transfer import READ_MARGIN_SECONDS
 
+GIB: Final = 1 << 30
 JSON: Final = r'^(-?[0-9]+([.][0-9]+)?|true|false|null|".*"|\[.*\]|\{.*\})$'
 """Looks like a JSON value; CEL has no parser for it."""
 
@@ -67,6 +70,7 @@ def _spec_rules() -> list[Rule]:
             "model.source is mounted there; choose another folder",
             "engine.volumes",
         ),
+        *map(_shared_memory_rule, ("prefill", "decode")),
         rule("has(self.engine.image)", "is required in a cluster: a container image with vLLM and NIXL",
              "engine.image"),
     ]  # fmt: skip
@@ -90,6 +94,19 @@ def _width_rules(role: str) -> list[Rule]:
             field,
         ),
     ]
+
+
+def _shared_memory_rule(role: str) -> Rule:
+    """Without a limit of the user's the profile's holds, unless a larger request takes it away."""
+    resources, shared = f"self.{role}.resources", "self.engine.sharedMemoryGiB"
+    # Numbers are never made texts, whose length an API server cannot foresee.
+    limit, request = (f'quantity(string({resources}.{side}["memory"]))' for side in ("limits", "requests"))
+    given, asked = (f'has({resources}.{side}) && "memory" in {resources}.{side}' for side in ("limits", "requests"))
+    default = f"{P5EN_POD.memory_gib} * self.{role}.tensorParallelSize"
+    by_limit = f"{compared(limit)} == 0 || {compared(f'{limit}.sub({shared} * {GIB})')} > 0"
+    larger = f"({asked}) && {compared(f'{request}.sub({default} * {GIB})')} > 0"
+    by_profile = f'self.nodeProfile != "P5enEFA" || ({larger}) || {shared} < {default}'
+    return rule(f"!has({shared}) || ({given} ? {by_limit} : {by_profile})", TOO_MUCH_SHARED, "engine.sharedMemoryGiB")
 
 
 def _efa_provider_rule(part: str) -> Rule:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from pd_operator.core import versions
-from pd_operator.core.cel import Rule, rule, text, words
-from pd_operator.core.render_volumes import OWN_PATHS, OWN_VOLUMES
+from pd_operator.core.cel import Rule, compared, rule, text, words
+from pd_operator.core.pod_profiles import GPU
+from pd_operator.core.render_volumes import IMAGE_PATHS, KERNEL_PATHS, OWN_PATHS, OWN_VOLUMES
 from pd_operator.core.reserved import (
+    PLAIN_ENV,
     RENDERED_ENV,
     RENDERED_ENV_PREFIXES,
     RENDERED_FLAGS,
     SHARED_ENV,
     SHARED_FLAGS,
     TOKEN_ENV,
-    negated,
+    rendered_flag,
+    shared_flag,
+    spellings,
 )
-from pd_operator.core.rules_pod import VOLUME_SOURCES
+from pd_operator.core.rules_pod import HIDES_THE_IMAGE, TOO_FEW_DEVICES, VOLUME_SOURCES
 
 TOKEN: Final = r"(^|[^A-Za-z0-9_])hf_[A-Za-z0-9]{20,}"
 NO_TOKEN: Final = "never write a token into the object; use spec.model.source.tokenSecretRef"
@@ -47,7 +51,7 @@ def source_rules() -> list[Rule]:
             "must be Allowed with emptyDir: an empty folder never gets the weights",
             "download",
         ),
-        _own_folder_rule(),
+        *_own_folder_rules(),
     ]
 
 
@@ -57,17 +61,24 @@ def volume_rules() -> list[Rule]:
     return [
         rule(f"[{given}].filter(one, one).size() == 1", f"exactly one of {', '.join(VOLUME_SOURCES)} must be set"),
         rule(f"!(self.name in {words(OWN_VOLUMES)})", f"{', '.join(OWN_VOLUMES)} are the operator's own", "name"),
-        _own_folder_rule(),
+        *_own_folder_rules(),
     ]
 
 
-def _own_folder_rule() -> Rule:
-    within = " || ".join(f'self.mountPath == "{path}" || self.mountPath.startsWith("{path}/")' for path in OWN_PATHS)
-    return rule(
-        f"!({within}) && !(self.mountPath in {words(_above(OWN_PATHS))})",
-        f"must be a folder of its own, such as /models; {', '.join(OWN_PATHS)} lie there",
-        "mountPath",
-    )
+def _own_folder_rules() -> list[Rule]:
+    images = {spelt for path in IMAGE_PATHS for spelt in (path, f"{path}/")} - _above(OWN_PATHS)
+    return [
+        rule(
+            f"!({_within(OWN_PATHS)}) && !(self.mountPath in {words(_above(OWN_PATHS))})",
+            f"must be a folder of its own, such as /models; {', '.join(OWN_PATHS)} lie there",
+            "mountPath",
+        ),
+        rule(f"!({_within(KERNEL_PATHS)}) && !(self.mountPath in {words(images)})", HIDES_THE_IMAGE, "mountPath"),
+    ]
+
+
+def _within(paths: Iterable[str]) -> str:
+    return " || ".join(f'self.mountPath == "{path}" || self.mountPath.startsWith("{path}/")' for path in paths)
 
 
 def engine_rules() -> list[Rule]:
@@ -94,9 +105,18 @@ def role_rules() -> list[Rule]:
             "spec.engine.env",
             "env",
         ),
+        *map(_devices_rule, ("requests", "limits")),
         replicas_rule("the role's StatefulSet"),
         first_argument_rule(),
     ]
+
+
+def _devices_rule(side: str) -> Rule:
+    number = f'quantity(string(self.resources.{side}["{GPU}"]))'
+    given = f'has(self.resources.{side}) && "{GPU}" in self.resources.{side}'
+    # A number is never made a text, whose length an API server cannot foresee.
+    enough = f"{compared(number)} == 0 || {compared(f'{number}.sub(self.tensorParallelSize)')} >= 0"
+    return rule(f"!({given}) || {enough}", TOO_FEW_DEVICES, f"resources.{side}")
 
 
 def replicas_rule(target: str) -> Rule:
@@ -121,6 +141,10 @@ def env_rules() -> list[Rule]:
             rule(f"!self.name.startsWith({text(prefix)})", f"{prefix}* may not be set here: {reason}")
             for prefix, reason in RENDERED_ENV_PREFIXES.items()
         ),
+        *(
+            rule(f"self.name != {text(name)} || has(self.value)", f"{name} may not be set here: {reason}")
+            for name, reason in PLAIN_ENV.items()
+        ),
         rule(f"{secret} || !(self.name in {words(TOKEN_ENV)})", f"a token may not be a plain value: {NO_TOKEN}"),
         rule(f"{secret} || !self.value.matches({text(TOKEN)})", f"this value holds a token: {NO_TOKEN}"),
         rule(
@@ -143,7 +167,7 @@ def argument_rules() -> list[Rule]:
     """On each entry of extraArgs."""
     return [
         rule(
-            f"!({_is_flag_of(RENDERED_FLAGS)})",
+            f"!({_is_flag_of(RENDERED_FLAGS, rendered_flag)})",
             "this flag may not be set here: it is rendered from a field of spec.model, spec.engine, spec.kvTransfer or "
             "the role, or it may never be used",
         ),
@@ -155,22 +179,24 @@ def argument_rules() -> list[Rule]:
 
 def shared_argument_rules() -> list[Rule]:
     """On each entry of a role's extraArgs."""
-    flags = [*SHARED_FLAGS, *map(negated, SHARED_FLAGS)]
+    # A negation is seen as the flag itself, since every spelling of it would double the list.
+    shared = _is_flag_of(SHARED_FLAGS, shared_flag, '.replace("--no-", "--")')
     return [
         *argument_rules(),
         rule(
-            f"!({_is_flag_of(flags)})",
+            f"!({shared})",
             "this flag may not be set for one role: both roles need the same; use spec.engine.extraArgs",
         ),
     ]
 
 
-def _is_flag_of(flags: Iterable[str]) -> str:
-    """Is `self` one of the flags in any full spelling: underscores, `=value`, `.key`?
+def _is_flag_of(flags: Iterable[str], resolve: Callable[[str], str | None], shortened: str = "") -> str:
+    """Is `self` one of the flags in any spelling: its beginning, underscores, `=value`, `.key`?
 
-    A regular expression over all flags would cost many times as much, beyond what an API server allows.
+    A list of all beginnings, since a regular expression over all flags, or asking each flag how it begins, would cost
+    many times as much, beyond what an API server allows.
     """
-    return f'self.split("=", 2)[0].split(".", 2)[0].replace("_", "-") in {words(flags)}'
+    return f'self.split("=", 2)[0].split(".", 2)[0].replace("_", "-"){shortened} in {words(spellings(flags, resolve))}'
 
 
 def _supported() -> str:

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from pd_operator.core.cel import Rule, rule, text
-from pd_operator.core.fields import QUALIFIED_NAME
-from pd_operator.core.rules_pod import CLAIM_SOURCES, OWN_LABELS
+from pd_operator.core.cel import Rule, rule, text, words
+from pd_operator.core.fields import PATTERN_SENTENCES, QUALIFIED_NAME, RESOURCE_NAME
+from pd_operator.core.rules_pod import (
+    BYTES,
+    CLAIM_SOURCES,
+    CONTROLLERS_LABELS,
+    NO_BYTES,
+    NOT_WHOLE,
+    OWN_LABELS,
+    PART_OF_A_BYTE,
+    SET_FOR_YOU,
+    WHOLE,
+)
 
 _BOTH: Final = "!has(self.requests) || !has(self.limits)"
 _COMPARED: Final = "quantity(string(self.requests[key])).compareTo(quantity(string(self.limits[key])))"
@@ -15,11 +25,14 @@ _DEVICE: Final = 'key.contains("/") || key.startsWith("hugepages-")'
 
 def key_rules(field: str) -> list[Rule]:
     """On a map: a structural schema has no word for the form of its keys."""
+    if field in ("requests", "limits"):
+        names = f"keys must be {PATTERN_SENTENCES[RESOURCE_NAME]}"
+        return [rule(f"self.all(key, key.matches({text(RESOURCE_NAME)}))", names)]
     form = rule(f"self.all(key, key.matches({text(QUALIFIED_NAME)}))", "keys must be such as name or example.com/name")
     if field != "labels":
         return [form]
     ours = " || ".join(f"key.startsWith({text(prefix)})" for prefix in OWN_LABELS)
-    return [form, rule(f"!self.exists(key, {ours})", f"keys that begin with {' or '.join(OWN_LABELS)} are set for you")]
+    return [form, rule(f"!self.exists(key, key in {words(CONTROLLERS_LABELS)} || {ours})", SET_FOR_YOU)]
 
 
 def toleration_rules() -> list[Rule]:
@@ -49,10 +62,22 @@ def node_requirement_rules() -> list[Rule]:
 def resources_rules() -> list[Rule]:
     """On requests and limits together."""
     return [
+        *(_whole_rules("requests")),
+        *(_whole_rules("limits")),
         rule(f"{_BOTH} || self.requests.all(key, !(key in self.limits) || {_COMPARED} <= 0)",
              "must be at most the limit", "requests"),
         rule(f"{_BOTH} || self.requests.all(key, !(key in self.limits) || !({_DEVICE}) || {_COMPARED} == 0)",
              "devices and huge pages must be requested in the amount of their limit, or be left out", "requests"),
+    ]  # fmt: skip
+
+
+def _whole_rules(side: str) -> list[Rule]:
+    value = f"string(self.{side}[key])"
+    return [
+        rule(f"!has(self.{side}) || self.{side}.all(key, !({_DEVICE}) || {value}.matches({text(WHOLE)}))", NOT_WHOLE,
+             side),
+        rule(f"!has(self.{side}) || self.{side}.all(key, !(key in {words(BYTES)}) || "
+             f"!{value}.matches({text(PART_OF_A_BYTE)}))", NO_BYTES, side),
     ]  # fmt: skip
 
 

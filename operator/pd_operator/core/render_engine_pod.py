@@ -293,11 +293,11 @@ def _security(deployment: PDDeployment) -> dict[str, Any]:
         return {"privileged": True, "runAsUser": 0}
     if profile is SecurityProfile.RESTRICTED:
         return _restricted()
-    security: dict[str, Any] = {"runAsUser": 0, "allowPrivilegeEscalation": False}
+    security = {**_restricted(), "runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}}
     if profile_of(deployment.spec).device is Device.CPU:
         return security
     # RDMA pins memory, and Kubernetes has no field for the limit; the capability counts for root only.
-    return {**security, "capabilities": {"add": ["IPC_LOCK"]}}
+    return {**security, "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}}
 
 
 def _restricted() -> dict[str, Any]:

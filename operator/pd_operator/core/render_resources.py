@@ -60,7 +60,12 @@ def engine_resources(deployment: PDDeployment, role: Role) -> dict[str, Any]:
     memory = f"{profile.memory_gib * width}Gi"
     if profile.memory_is_limited:
         limits["memory"] = memory
-    return merged({"cpu": str(profile.cpu * width), "memory": memory}, limits, settings.resources)
+    requests = {"cpu": str(profile.cpu * width), "memory": memory}
+    disk = disk_gib(deployment)
+    if disk:
+        # Else a node is chosen whose disk the weights fill up, and the kubelet evicts the pod.
+        requests["ephemeral-storage"] = f"{disk}Gi"
+    return merged(requests, limits, settings.resources)
 
 
 def shared_memory_gib(deployment: PDDeployment, role: Role) -> int:
@@ -68,6 +73,13 @@ def shared_memory_gib(deployment: PDDeployment, role: Role) -> int:
     chosen = deployment.spec.engine.shared_memory_gib
     width = deployment.role(role).tensor_parallel_size
     return pod_profile_of(deployment.spec).shared_memory_gib * width if chosen is None else chosen
+
+
+def disk_gib(deployment: PDDeployment) -> int:
+    """What the node's disk must have room for, in GiB: the limits of all emptyDirs that have one."""
+    spec = deployment.spec
+    folders = (spec.model.source.empty_dir, *(one.empty_dir for one in spec.engine.volumes))
+    return sum(one.size_limit_gib or 0 for one in folders if one is not None)
 
 
 def router_resources(deployment: PDDeployment) -> dict[str, Any]:

@@ -15,6 +15,14 @@ CONNECTOR_PATH: Final = "/opt/pd-connector"
 SHARED_MEMORY_PATH: Final = "/dev/shm"
 CACHE_PATH: Final = "/var/cache/pd-engine"
 OWN_PATHS: Final = (CONNECTOR_PATH, SHARED_MEMORY_PATH, CACHE_PATH)
+KERNEL_PATHS: Final = ("/proc", "/sys")
+"""A runtime mounts nothing there, or below."""
+IMAGE_PATHS: Final = (
+    *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/opt", "/run", "/sbin", "/usr", "/var"),
+    *("/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local", "/usr/local/bin", "/usr/local/lib"),
+    *("/usr/sbin", "/usr/share", "/var/lib", "/var/run"),
+)
+"""With something else mounted there no program starts. A folder below may be meant, such as /etc/ssl/certs."""
 
 CONNECTOR_VOLUME: Final = "connector"
 SHARED_MEMORY_VOLUME: Final = "shm"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 _ONE_NODE: Final = "an engine is one process group on one node; use tensorParallelSize"
@@ -165,12 +165,19 @@ MANY_VALUES: Final = frozenset(
 _FOREIGN_BACKEND: Final = "vLLM does not read it; use spec.kvTransfer.backend"
 _HF_TOKEN: Final = "never write a token into the object; use spec.model.source.tokenSecretRef"
 
+_OF_THE_IMAGE: Final = "it is the image's own; set it in the image"
+
 RENDERED_ENV: Final[dict[str, str]] = {
     "NIXL_BACKEND": _FOREIGN_BACKEND,
     "VLLM_NIXL_BACKEND": _FOREIGN_BACKEND,
     "VLLM_ENGINE_READY_TIMEOUT_S": "use spec.engine.startupTimeoutSeconds",
     "HF_HUB_OFFLINE": "use spec.model.source.download",
     "POD_IP": "it is the pod's own address",
+    "PATH": f"{_OF_THE_IMAGE}, and the engine's programs are found by it",
+    "PYTHONHOME": _OF_THE_IMAGE,
+    "LD_PRELOAD": _OF_THE_IMAGE,
+    "LD_AUDIT": _OF_THE_IMAGE,
+    "VLLM_PLUGINS": "it could leave out the connector's own plugin",
     "VLLM_API_KEY": "use spec.router.auth.engineKeySecretRef, so that routers send the same key",
 }
 """Refused in every env."""
@@ -178,6 +185,11 @@ RENDERED_ENV: Final[dict[str, str]] = {
 RENDERED_ENV_PREFIXES: Final[dict[str, str]] = {
     "VLLM_NIXL_SIDE_CHANNEL_": "host and port are set from each engine's own address",
 }
+
+PLAIN_ENV: Final[dict[str, str]] = {
+    "PYTHONPATH": "must be a plain value, since the connector's folder is put in front of it",
+}
+"""Refused with a secretKeyRef, whose value nothing can be put in front of."""
 
 TOKEN_ENV: Final = dict.fromkeys(("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), _HF_TOKEN)
 """Refused with a plain value; allowed with a secretKeyRef."""
@@ -246,6 +258,12 @@ def rendered_flag(name: str) -> str | None:
 def shared_flag(name: str) -> str | None:
     """The flag of `SHARED_FLAGS` that vLLM's parser would take ``name`` for, or None."""
     return _resolve(name, tuple(SHARED_FLAGS)) or _resolve(name, tuple(negated(flag) for flag in SHARED_FLAGS))
+
+
+def spellings(flags: Iterable[str], resolve: Callable[[str], str | None]) -> set[str]:
+    """The flags and every beginning of one that ``resolve`` (`rendered_flag` or `shared_flag`) knows."""
+    beginnings = {flag[:length] for flag in flags for length in range(2, len(flag) + 1)}
+    return {name for name in beginnings if resolve(name) is not None}
 
 
 def negated(flag: str) -> str:

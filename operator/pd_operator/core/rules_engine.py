@@ -10,6 +10,7 @@ from pd_operator.core.model import PDDeployment
 from pd_operator.core.problems import Problem, shown
 from pd_operator.core.profiles import profile_of
 from pd_operator.core.reserved import (
+    PLAIN_ENV,
     RENDERED_ENV,
     RENDERED_ENV_PREFIXES,
     RENDERED_FLAGS,
@@ -73,6 +74,8 @@ def _refused_variable(variable: EnvVar, place: str, deployment: PDDeployment) ->
     for prefix, reason in RENDERED_ENV_PREFIXES.items():
         if name.startswith(prefix):
             return reason
+    if value is None and name in PLAIN_ENV:
+        return PLAIN_ENV[name]
     if value is not None and (name in TOKEN_ENV or looks_like_token(value)):
         return TOKEN_ENV["HF_TOKEN"]
     if name == "NCCL_SOCKET_IFNAME" and (value is None or not value.startswith("^")):

@@ -5,23 +5,42 @@ An API server would refuse most of these too, but only in the pod template, long
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from pd_operator.core.choices import (
     Connector,
     NodeOperator,
+    NodeProfile,
+    Role,
     SecurityProfile,
     TolerationOperator,
     UpdateStrategyType,
 )
 from pd_operator.core.model import PDDeployment
+from pd_operator.core.pod_profiles import GPU
 from pd_operator.core.problems import Problem
-from pd_operator.core.render_resources import amount, is_device
-from pd_operator.core.render_volumes import OWN_PATHS, OWN_VOLUMES, has_model_volume
+from pd_operator.core.render_resources import amount, engine_resources, is_device
+from pd_operator.core.render_volumes import IMAGE_PATHS, KERNEL_PATHS, OWN_PATHS, OWN_VOLUMES, has_model_volume
 from pd_operator.core.spec_pod import NodeRequirement, PodSettings, Resources
 from pd_wire import names as wire
 
-OWN_LABELS = (f"{wire.API_GROUP}/", "app.kubernetes.io/")
+OWN_LABELS = (f"{wire.API_GROUP}/", "app.kubernetes.io/", "apps.kubernetes.io/", "statefulset.kubernetes.io/")
+CONTROLLERS_LABELS = ("controller-revision-hash", "pod-template-hash")
+SET_FOR_YOU = f"{', '.join(CONTROLLERS_LABELS)} and keys that begin with {' or '.join(OWN_LABELS)} are set for you"
+HIDES_THE_IMAGE = (
+    "must be a folder of its own, such as /models: anything mounted there hides what the image needs to start "
+    f"({', '.join(KERNEL_PATHS)} with all below, {', '.join(IMAGE_PATHS)})"
+)
+WHOLE = r"^[0-9]+(k|Ki|M|Mi|G|Gi|T|Ti)?$"
+NOT_WHOLE = "devices and huge pages must be whole numbers, such as 1 or 640Mi"
+PART_OF_A_BYTE = r"(m|\.[0-9]+)$"
+NO_BYTES = "memory and ephemeral-storage must be whole bytes, such as 512Mi; the unit m is a thousandth of a byte"
+BYTES = ("memory", "ephemeral-storage")
+TOO_FEW_DEVICES = (
+    f"{GPU} must be at least tensorParallelSize, or 0 with devices of another name; leave it out to get one each"
+)
+TOO_MUCH_SHARED = "must be less than the memory limit of each role, since shared memory counts as memory"
 ROLES = ("prefill", "decode")
 PARTS = (*ROLES, "router")
 VOLUME_SOURCES = ("configMap", "secret", "persistentVolumeClaim", "emptyDir", "hostPath")
@@ -34,8 +53,8 @@ def labels(deployment: PDDeployment) -> Iterator[Problem]:
     """Labels by which children find each other are not the user's."""
     for path, settings in _pods(deployment):
         for key in settings.labels:
-            if key.startswith(OWN_LABELS):
-                yield Problem(f"{path}.labels.{key}", f"keys that begin with {' or '.join(OWN_LABELS)} are set for you")
+            if key in CONTROLLERS_LABELS or key.startswith(OWN_LABELS):
+                yield Problem(f"{path}.labels.{key}", SET_FOR_YOU)
 
 
 def tolerations(deployment: PDDeployment) -> Iterator[Problem]:
@@ -70,9 +89,15 @@ def _values_fault(wanted: NodeRequirement) -> str | None:
 
 
 def resources(deployment: PDDeployment) -> Iterator[Problem]:
-    """Requests stay within limits, and devices are asked for once."""
+    """Requests stay within limits, devices are asked for once, and what has no parts is whole."""
     for part in PARTS:
         wanted: Resources = getattr(deployment.spec, part).resources
+        for side, quantities in (("requests", wanted.requests), ("limits", wanted.limits)):
+            for name, quantity in quantities.items():
+                if is_device(name) and not re.search(WHOLE, quantity):
+                    yield Problem(f"spec.{part}.resources.{side}.{name}", f"{NOT_WHOLE}; got {quantity}")
+                if name in BYTES and re.search(PART_OF_A_BYTE, quantity):
+                    yield Problem(f"spec.{part}.resources.{side}.{name}", f"{NO_BYTES}; got {quantity}")
         for name, request in wanted.requests.items():
             limit = wanted.limits.get(name)
             if limit is None:
@@ -82,6 +107,29 @@ def resources(deployment: PDDeployment) -> Iterator[Problem]:
                 yield Problem(path, f"must equal the limit ({limit}), or be left out; got {request}")
             elif amount(request) > amount(limit):
                 yield Problem(path, f"must be at most the limit ({limit}); got {request}")
+
+
+def devices(deployment: PDDeployment) -> Iterator[Problem]:
+    """Each of an engine's processes has a device."""
+    for role in ROLES:
+        settings = getattr(deployment.spec, role)
+        for side in ("requests", "limits"):
+            number = getattr(settings.resources, side).get(GPU)
+            if number is not None and 0 < amount(number) < settings.tensor_parallel_size:
+                what = f"{TOO_FEW_DEVICES}; got {number} with tensorParallelSize {settings.tensor_parallel_size}"
+                yield Problem(f"spec.{role}.resources.{side}.{GPU}", what)
+
+
+def shared_memory(deployment: PDDeployment) -> Iterator[Problem]:
+    """Shared memory leaves room in the container's memory."""
+    chosen, spec = deployment.spec.engine.shared_memory_gib, deployment.spec
+    if chosen is None or (spec.node_profile is NodeProfile.CUSTOM and spec.custom_profile is None):
+        return
+    for role in Role:
+        limit = engine_resources(deployment, role).get("limits", {}).get("memory")
+        if limit is not None and amount(f"{chosen}Gi") >= amount(limit):
+            what = f"{TOO_MUCH_SHARED} (spec.{role.value}: {limit}); got {chosen}"
+            yield Problem("spec.engine.sharedMemoryGiB", what)
 
 
 def update_strategy(deployment: PDDeployment) -> Iterator[Problem]:
@@ -128,6 +176,8 @@ def volumes(deployment: PDDeployment) -> Iterator[Problem]:
 
 def _hidden(mounted: str) -> str | None:
     path = mounted.rstrip("/")
+    if path.startswith(tuple(f"{own}/" for own in KERNEL_PATHS)) or path in (*KERNEL_PATHS, *IMAGE_PATHS):
+        return f"{HIDES_THE_IMAGE}; got {mounted}"
     hidden = [own for own in OWN_PATHS if f"{own}/".startswith(f"{path}/") or path.startswith(f"{own}/")]
     if not hidden:
         return None
@@ -192,6 +242,8 @@ RULES = (
     tolerations,
     node_conditions,
     resources,
+    devices,
+    shared_memory,
     update_strategy,
     mount_path,
     volumes,

@@ -66,7 +66,7 @@ class ModelSource(SpecModel):
         default="/models",
         min_length=1,
         max_length=1024,
-        pattern=fields.ABSOLUTE_PATH,
+        pattern=fields.MOUNT_PATH,
         description="Where the volume is mounted. HF_HOME points there.",
     )
 
@@ -188,12 +188,14 @@ class EngineSpec(SpecModel):
         strict=True,
         ge=1,
         le=4096,
-        description="Size of /dev/shm in GiB; it counts as memory of the container. Absent: by the node profile.",
+        description="Size of /dev/shm in GiB; it counts as memory of the container, so it must be less than the "
+        "memory limit of each role. Absent: by the node profile.",
     )
     security_profile: SecurityProfile = Field(
         default=SecurityProfile.DEFAULT,
-        description="Default: root, and IPC_LOCK where devices are used, because RDMA pins memory. Privileged: for "
-        "nodes where that is not enough. Restricted: passes Pod Security restricted, for images that run as another "
+        description="Default: root without capabilities, save IPC_LOCK where devices are used, because RDMA pins "
+        "memory; files that belong to another user need their permission bits. Privileged: for nodes where that is not "
+        "enough. Restricted: passes Pod Security restricted, for images that run as another "
         "user and nodes whose locked-memory limit is raised.",
     )
     run_as_user: int | None = Field(

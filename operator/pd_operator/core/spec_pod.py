@@ -25,7 +25,7 @@ Quantity = Annotated[
     Field(min_length=1, max_length=32, pattern=fields.QUANTITY, json_schema_extra=INT_OR_STRING),
     BeforeValidator(_number_as_text),
 ]
-ResourceName = Annotated[str, Field(min_length=1, max_length=317, pattern=fields.QUALIFIED_NAME)]
+ResourceName = Annotated[str, Field(min_length=1, max_length=317, pattern=fields.RESOURCE_NAME)]
 Quantities = Annotated[dict[ResourceName, Quantity], Field(max_length=16)]
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
 Annotations = Annotated[dict[LabelKey, AnnotationValue], Field(max_length=32)]

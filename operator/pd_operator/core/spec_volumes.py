@@ -26,16 +26,15 @@ class EmptyDirSource(SpecModel):
         strict=True,
         ge=1,
         le=65536,
-        description="Upper limit in GiB. Absent: the node's free space.",
+        description="Upper limit in GiB, for which a node must have room: it is added to the engine's request for "
+        "ephemeral-storage. Absent: the node's free space, and no request.",
     )
 
 
 class HostPathSource(SpecModel):
     """A folder of the node, for example a local NVMe disk with the weights on it."""
 
-    path: str = Field(
-        min_length=1, max_length=1024, pattern=fields.ABSOLUTE_PATH, description="Absolute path on the node."
-    )
+    path: str = Field(min_length=1, max_length=1024, pattern=fields.NODE_PATH, description="Absolute path on the node.")
 
 
 class ObjectSource(SpecModel):
@@ -51,7 +50,7 @@ class EngineVolume(SpecModel):
     mount_path: str = Field(
         min_length=2,
         max_length=1024,
-        pattern=fields.ABSOLUTE_PATH,
+        pattern=fields.MOUNT_PATH,
         description="Where the engine's container and its self-test see it.",
     )
     read_only: StrictBool = Field(

@@ -69,7 +69,25 @@ def volumes(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
 @BOTH
 def test_p5en_resources(role: str) -> None:
     devices = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "16", "hugepages-2Mi": "5120Mi", "memory": "400Gi"}
-    assert engine(role, base=P5EN)["resources"] == {"requests": {**devices, "cpu": "64"}, "limits": devices}
+    asked = {**devices, "cpu": "64", "ephemeral-storage": "100Gi"}
+    assert engine(role, base=P5EN)["resources"] == {"requests": asked, "limits": devices}
+
+
+def test_a_node_has_room_for_the_folders_on_its_disk() -> None:
+    edits: list[Edit] = [
+        ("spec.model.source.emptyDir", {"sizeLimitGiB": 100}),
+        ("spec.engine.volumes", [
+            {"name": "kernels", "mountPath": "/kernels", "emptyDir": {"sizeLimitGiB": 20}},
+            {"name": "free", "mountPath": "/free", "emptyDir": {}},
+        ]),
+    ]  # fmt: skip
+    for container in (engine("decode", *edits), pod("prefill", *edits)["initContainers"][-1]):
+        assert container["resources"]["requests"]["ephemeral-storage"] == "120Gi"
+        assert "ephemeral-storage" not in container["resources"]["limits"]
+    more = ("spec.decode.resources", {"requests": {"ephemeral-storage": "1Ti"}})
+    assert engine("decode", *edits, more)["resources"]["requests"]["ephemeral-storage"] == "1Ti"
+    without = ("spec.model.source", {"emptyDir": {}})
+    assert "ephemeral-storage" not in engine("decode", without)["resources"]["requests"]
 
 
 @BOTH
@@ -134,11 +152,13 @@ def test_p5en_engines_of_a_role_spread_over_hosts_not_over_zones(role: str) -> N
 
 @BOTH
 def test_p5en_memory_may_be_pinned_without_privileges(role: str) -> None:
-    assert engine(role, base=P5EN)["securityContext"] == {
-        "runAsUser": 0,
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"add": ["IPC_LOCK"]},
-    }
+    for container in (engine(role, base=P5EN), pod(role, base=P5EN)["initContainers"][-1]):
+        assert container["securityContext"] == {
+            "runAsUser": 0,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
     assert "hostNetwork" not in pod(role, base=P5EN)
     assert "hostIPC" not in pod(role, base=P5EN)
 
@@ -461,6 +481,16 @@ def test_a_users_placement_is_added_to_the_profiles() -> None:
 
 def test_the_profiles_selector_can_be_taken_out() -> None:
     assert "nodeSelector" not in pod("decode", ("spec.decode.pod.nodeSelector", {}))
+
+
+@BOTH
+def test_without_devices_there_is_no_capability_at_all(role: str) -> None:
+    assert engine(role, base=CPU)["securityContext"] == {
+        "runAsUser": 0,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
 
 
 def test_privileged() -> None:
