@@ -251,8 +251,9 @@ async def test_refused_pods_are_told_and_looked_for_until_they_are_there(bench: 
     assert not any(verb == "list" and ref.kind == "Event" for verb, ref in bench.cluster.calls), "nothing lacks"
     raw = bench.cluster.objects[STATEFUL_SET]
     bench.cluster.set_status(STATEFUL_SET, {**raw["status"], "replicas": 0, "readyReplicas": 0, "updatedReplicas": 0})
-    await bench.work(operator)
+    await bench.work(operator, 2)
     assert bench.condition("DecodeReady")["reason"] == "Scaling"
+    assert len(operator.wakeups) == 1, "no watch tells of an Event"
     about = {"uid": raw["metadata"]["uid"]}
     told = {"reason": "FailedCreate", "message": "violates PodSecurity", "involvedObject": about, "metadata": {}}
     bench.cluster.events.append(told)
@@ -298,6 +299,8 @@ async def test_a_server_that_does_not_know_the_definition_yet_is_waited_for_quie
     bench.cluster.apply = refuse  # type: ignore[method-assign]
     operator = await bench.operator()
     for number in range(1, 7):
+        assert len(operator.wakeups) == 1
+        assert number == 1 or operator.wakeups.overdue() > 0, "the pauses don't grow"
         await operator.work_once()
         assert tries == number, "one question per look, not one per child"
         bench.time += 1.2
