@@ -104,6 +104,19 @@ def test_no_object_takes_unknown_keys() -> None:
         ({"metrics": {"podMonitor": {"interval": "often"}}}, "/metrics/podMonitor/interval"),
         ({"networkPolicy": {"apiServer": {"ports": []}}}, "/networkPolicy/apiServer/ports"),
         ({"networkPolicy": {"apiServer": {"cidrs": ["10.0.0.1"]}}}, "/networkPolicy/apiServer/cidrs/0"),
+        *(
+            ({"networkPolicy": {"apiServer": {"cidrs": [cidr]}}}, "/networkPolicy/apiServer/cidrs/0")
+            for cidr in ("10.0.0.0/99", "10.0.0.256/8", "fd00::/129")
+        ),
+        ({"networkPolicy": {"metricsFrom": [{"ipBlock": {"cidr": "10.0.0.0/99"}}]}}, "metricsFrom/0/ipBlock/cidr"),
+        ({"networkPolicy": {"metricsFrom": [{"ipBlock": {}}]}}, "metricsFrom/0/ipBlock"),
+        ({"commonLabels": {"a": "b c"}}, "/commonLabels/a"),
+        ({"commonLabels": {"a": "b" * 64}}, "/commonLabels/a"),
+        ({"podLabels": {"a b": "c"}}, "/podLabels"),
+        ({"podLabels": {"a": "-b"}}, "/podLabels/a"),
+        ({"nodeSelector": {"a": "b/c"}}, "/nodeSelector/a"),
+        ({"podAnnotations": {"a/b/c": "d"}}, "/podAnnotations"),
+        ({"metrics": {"podMonitor": {"labels": {"a": "b c"}}}}, "/metrics/podMonitor/labels/a"),
         ({"networkPolicy": {"metricsFrom": [{}]}}, "/networkPolicy/metricsFrom/0"),
         ({"fullnameOverride": "UPPER"}, "/fullnameOverride"),
         ({"fullnameOverride": "a" * 53}, "/fullnameOverride"),
@@ -114,6 +127,29 @@ def test_a_bad_value_is_refused_by_name(values: dict[str, Any], named: str) -> N
     with pytest.raises(HelmError, match="don't meet the specifications of the schema") as refused:
         render(values)
     assert named in str(refused.value)
+
+
+@pytest.mark.parametrize("path", ["operator", "watch", "crds", "rbac", "metrics", "operator.workers"])
+def test_what_is_taken_out_by_null_is_asked_for_by_name(path: str) -> None:
+    with pytest.raises(HelmError, match=rf"missing property '{path.rpartition('.')[2]}'"):
+        render(nested(tuple(path.split(".")), None))
+
+
+def test_any_other_value_may_be_null() -> None:
+    """Helm takes a key out then: the templates do without it, or the schema says that they cannot."""
+    paths = {leaf[:depth] for leaf in leaves(VALUES) for depth in range(1, len(leaf) + 1)}
+    faults = {".".join(path): fault for path in sorted(paths) if (fault := fault_without(path))}
+    assert faults == {}
+
+
+def fault_without(path: tuple[str, ...]) -> str:
+    """What is wrong with the chart's answer to a value that is null; empty: nothing."""
+    try:
+        found = json.dumps(render(combined(switched_on(path), nested(path, None))))
+    except HelmError as refused:
+        said = str(refused)
+        return "" if "don't meet the specifications of the schema" in said or "is required" in said else said
+    return next(iter(re.findall(r'<nil>|"--[a-z-]+="', found)), "")
 
 
 def test_without_a_registry_nothing_is_installed() -> None:
@@ -162,9 +198,9 @@ def nested(path: tuple[str, ...], value: Any) -> dict[str, Any]:
 
 def switched_on(path: tuple[str, ...]) -> dict[str, Any]:
     """The value set in which the value at a path has something to say."""
-    if path[0] == "metrics" and path[1] != "service" and path[-1] != "enabled":
+    if path[0] == "metrics" and len(path) > 2 and path[1] != "service" and path[-1] != "enabled":
         return nested((*path[:2], "enabled"), True)
-    return nested(("networkPolicy", "enabled"), True) if path[0] == "networkPolicy" and path[-1] != "enabled" else {}
+    return nested(("networkPolicy", "enabled"), True) if path[0] == "networkPolicy" and path[1:] != ("enabled",) else {}
 
 
 @pytest.mark.parametrize("path", [path for path in leaves(VALUES) if path[0] != "watch"], ids=".".join)
