@@ -1,5 +1,7 @@
 """The demo's deployment: valid, and equal in both legs but for one switch."""
 
+import json
+
 import pytest
 
 from pd_operator.core.choices import Role
@@ -20,8 +22,14 @@ def test_the_legs_differ_in_the_switch_alone():
         off, on = (render_engine(leg(value), role, ENDPOINT) for value in (False, True))
         assert off.env == on.env
         different = [(a, b) for a, b in zip(off.argv, on.argv, strict=True) if a != b]
-        assert [(a.replace('_xfer":false', '_xfer":true'), b) for a, b in different] == [(b, b) for _, b in different]
-        assert len(different) == 1
+        [(off_text, on_text)] = different
+        without, with_reuse = json.loads(off_text), json.loads(on_text)
+        less, more = without.pop("kv_connector_extra_config"), with_reuse.pop("kv_connector_extra_config")
+        assert without == with_reuse
+        assert (less["bidirectional_kv_xfer"], more["bidirectional_kv_xfer"]) == (False, True)
+        # The limits of reuse are there with reuse only.
+        assert more.keys() - less.keys() == {"kv_recompute_threshold", "decoder_kv_blocks_ttl"}
+        assert all(less[name] == more[name] for name in less if name != "bidirectional_kv_xfer")
 
 
 def test_prefill_has_no_cache_of_its_own_and_decode_has():
