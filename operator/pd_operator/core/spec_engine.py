@@ -139,7 +139,8 @@ class EngineSpec(SpecModel):
         min_length=3,
         max_length=64,
         pattern=fields.VERSION,
-        description="vLLM version in the image, for images whose tag does not say it. Supported: 0.29 to 0.33.",
+        description="vLLM version in the image, for images whose tag does not say it. Supported: 0.29 to 0.33. "
+        "Absent: the tag's, or unknown.",
     )
     max_num_seqs: int = Field(
         default=256, strict=True, ge=1, le=65536, description="Most requests that one engine runs at once."

@@ -86,7 +86,9 @@ class PodSettings(SpecModel):
     labels: Labels = Field(default={}, description="More labels of the pods.")
     annotations: Annotations = Field(default={}, description="More annotations of the pods.")
     node_selector: Labels | None = Field(
-        default=None, description="Labels that a node must have, in place of the node profile's. {} means none."
+        default=None,
+        description="Labels that a node must have, in place of the node profile's. {} means none. "
+        "Absent: the node profile's.",
     )
     node_match_expressions: Annotated[tuple[NodeRequirement, ...], Field(max_length=16)] = Field(
         default=(), description="Conditions that a node must meet, all of them (required node affinity)."
