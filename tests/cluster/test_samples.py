@@ -183,8 +183,9 @@ def test_an_ending_engine_has_time_for_all_that_it_still_owes(sample: Sample, ro
 def test_an_engine_is_root_with_ipc_lock_and_no_more(sample: Sample, role: str) -> None:
     assert sample.engine(role)["securityContext"] == {
         "allowPrivilegeEscalation": False,
-        "capabilities": {"add": ["IPC_LOCK"]},
+        "capabilities": {"add": ["IPC_LOCK"], "drop": ["ALL"]},
         "runAsUser": 0,
+        "seccompProfile": {"type": "RuntimeDefault"},
     }
     assert sample.run(role, "id", "--user").strip() == "0"
     status = sample.run(role, "cat", "/proc/self/status")
