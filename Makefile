@@ -9,6 +9,7 @@ STAMP := $(VENV)/.installed
 # Where it is set, every process compiles anew what it imports: five times for one engine.
 unexport PYTHONDONTWRITEBYTECODE
 # Tests of one file stay together, since they share what a module starts.
+CLUSTER := $(BIN)/python -m pytest -n 2 --dist loadfile tests/cluster
 FAST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile tests/unit tests/contract tests/component
 
 help: ## list the targets
@@ -32,7 +33,7 @@ demo: $(STAMP) ## a real Kubernetes, the operator, a real pair: reuse ON and OFF
 
 test: $(STAMP) lint cluster-binaries store-server promtool ## every test, fast layers first, real engines last
 	$(FAST)
-	$(BIN)/python -m pytest tests/cluster
+	$(CLUSTER)
 	$(BIN)/python -m pytest tests/engine
 
 test-fast: $(STAMP) cluster-binaries store-server promtool ## unit, contract and component tests only
@@ -48,7 +49,7 @@ promtool: $(STAMP) ## unpack Prometheus' tool into the cache, unless it is insta
 	PYTHONPATH=tests $(BIN)/python -m support.promtool
 
 test-cluster: $(STAMP) cluster-binaries ## tests on a real Kubernetes of their own; needs root
-	$(BIN)/python -m pytest tests/cluster
+	$(CLUSTER)
 
 lint: $(STAMP) ## ruff, mypy strict, import contracts
 	$(BIN)/ruff check .

@@ -81,9 +81,9 @@ def connector_config(arguments: argparse.Namespace) -> ConnectorConfig:
         bidirectional=extra["bidirectional_kv_xfer"],
         block_tokens=arguments.block_size,
         prefix_caching=not arguments.no_enable_prefix_caching,
-        decoder_ttl=float(extra["decoder_kv_blocks_ttl"]),
+        decoder_ttl=float(extra.get("decoder_kv_blocks_ttl", 480)),
         lease=float(extra["kv_lease_duration"]),
-        recompute_threshold=extra["kv_recompute_threshold"],
+        recompute_threshold=extra.get("kv_recompute_threshold", 64),
     )
 
 

@@ -25,6 +25,8 @@ LINE_BYTES = 8 * 1024 * 1024
 """A longer event is no pod: etcd keeps at most 1.5 MB per object."""
 REQUEST_SECONDS = 30.0
 CONNECT_SECONDS = 10.0
+CLOSING_SECONDS = 0.25
+"""TLS connections end some rounds of the loop after they were closed; a loop that stops sooner leaves their sockets open."""
 _POD_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -123,6 +125,7 @@ class PodApi:
         if self._client is not None:
             await self._client.close()
             self._client = None
+            await asyncio.sleep(CLOSING_SECONDS)
 
     async def pages(self) -> AsyncGenerator[Page, None]:
         """All pods as they are now, page by page. Raises ApiFailed."""
