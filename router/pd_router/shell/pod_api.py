@@ -7,6 +7,7 @@ and makes a model object of each pod. Every failure ends as an `ApiFailed` with 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -26,7 +27,7 @@ LINE_BYTES = 8 * 1024 * 1024
 REQUEST_SECONDS = 30.0
 CONNECT_SECONDS = 10.0
 CLOSING_SECONDS = 0.25
-"""TLS connections end some rounds of the loop after they were closed; a loop that stops sooner leaves their sockets open."""
+"""TLS connections end some rounds of the loop after they were closed; one that stops sooner leaves their sockets open."""
 _POD_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
