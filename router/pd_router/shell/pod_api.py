@@ -27,7 +27,7 @@ LINE_BYTES = 8 * 1024 * 1024
 REQUEST_SECONDS = 30.0
 CONNECT_SECONDS = 10.0
 CLOSING_SECONDS = 0.25
-"""TLS connections end some rounds of the loop after they were closed; one that stops sooner leaves their sockets open."""
+"""TLS connections end some rounds of the loop after they were closed; until then their sockets are open."""
 _POD_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
