@@ -19,7 +19,12 @@ from pdctl.shell.cluster.places import ClusterError
 from pdctl.shell.cluster.signals import Interrupted
 
 NAMES = (f"c-{os.getpid()}", f"d-{os.getpid()}")
-HOLD = "import sys; from pdctl.shell.cluster.claims import Claim; claim = Claim(sys.argv[1]); print(); sys.stdin.read()"
+HOLD = """import sys
+from pdctl.shell.cluster.claims import Claim
+claim = Claim(sys.argv[1])
+print(flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +42,11 @@ def other_process() -> Iterator[subprocess.Popen[str]]:
     argv = [sys.executable, "-c", HOLD, NAMES[0]]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        process.stdout.readline()
-        yield process
-        process.kill()
+        try:
+            process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
 
 
 def pdctl(*arguments: str) -> tuple[int, str]:
