@@ -11,7 +11,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,64 +20,29 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from support.debian import CACHE, unpacked
 from support.waiting import until
 
 PROGRAMS: Final = ("valkey-server", "redis-server")
+FOLDER: Final = "redis-server"
 PACKAGES: Final = ("redis-server", "redis-tools", "libjemalloc2", "liblzf1", "libatomic1")
-CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "pd-operator" / "redis-server"
 _START_SECONDS: Final = 30.0
 
 
-class NoServer(RuntimeError):
-    """There is no server program, and what to do."""
-
-
 def find() -> Path:
-    """The server program. Raises NoServer."""
+    """The server program; unpacked first where none is installed. Raises NotThere."""
     for name in PROGRAMS:
         if found := shutil.which(name):
             return Path(found)
-        if (unpacked := CACHE / "usr" / "bin" / name).exists():
-            return unpacked
-    raise NoServer(f"none of {', '.join(PROGRAMS)} is there; make store-server unpacks one into {CACHE}")
+    return unpacked(PACKAGES, FOLDER) / "usr" / "bin" / "redis-server"
 
 
 def environment() -> dict[str, str]:
     """Where an unpacked program finds its libraries."""
-    folders = {str(library.parent) for library in CACHE.glob("**/*.so*")}
+    folders = {str(library.parent) for library in (CACHE / FOLDER).glob("**/*.so*")}
     given = os.environ.get("LD_LIBRARY_PATH")
     path = os.pathsep.join([*sorted(folders), *([given] if given else [])])
     return {**os.environ, "LD_LIBRARY_PATH": path} if path else dict(os.environ)
-
-
-def unpack() -> Path:
-    """Make sure that there is a server program. Raises NoServer with what apt said."""
-    try:
-        return find()
-    except NoServer:
-        pass
-    CACHE.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE.parent) as folder:
-        try:
-            _apt("apt-get", "download", *PACKAGES, folder=folder)
-        except NoServer:
-            _apt("apt-get", "update", folder=folder)  # a new machine has no lists yet
-            _apt("apt-get", "download", *PACKAGES, folder=folder)
-        unpacked = Path(folder) / "unpacked"
-        for package in Path(folder).glob("*.deb"):
-            _apt("dpkg", "-x", str(package), str(unpacked), folder=folder)
-        shutil.rmtree(CACHE, ignore_errors=True)
-        unpacked.rename(CACHE)
-    return find()
-
-
-def _apt(*words: str, folder: str) -> None:
-    try:
-        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
-    except FileNotFoundError as error:
-        raise NoServer(f"{words[0]} is not there; install valkey-server or redis-server (7.0 or newer)") from error
-    if done.returncode:
-        raise NoServer(f"{' '.join(words[:2])} failed: {done.stderr.strip()}")
 
 
 class RedisServer:
@@ -173,7 +137,4 @@ def _free_port() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        print(unpack())
-    except NoServer as problem:
-        sys.exit(f"redis_server: {problem}")
+    print(find())
