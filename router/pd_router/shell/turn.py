@@ -224,17 +224,16 @@ class Turn:
     async def _prefill(self, prepared: Prepared, decision: Decision, member: Member) -> Prefilled:
         context = self._context
         timeouts = context.settings.timeouts
-        handle = decision.entry.handle if decision.attach and decision.entry is not None else None
-        body = prepared.prefill_body(handle)
+        entry = decision.entry if decision.attach else None
+        body = prepared.prefill_body(entry.handle if entry is not None else None)
         headers = self._record.began(ROLE_PREFILL, member, self._request.headers)
         head = request_head(self._request.path, member, headers, self._request_id, len(body))
-        if decision.entry is not None and decision.attach:
+        if entry is not None:
             self._record.attached(decision.linked_by)
-            context.store.spent(decision.entry)
+            context.store.spent(entry)
             if self._tenant is not None:
-                context.guard.retained.release(self._tenant, decision.entry.holder, decision.entry.remote_tokens)
+                context.guard.retained.release(self._tenant, entry.holder, entry.remote_tokens)
         started = context.now()
-        entry = decision.entry if decision.attach else None
         work = context.loads.open(member.key, to_compute(prepared, entry))
         pair = Pair(member.key, entry.holder, Direction.PULL) if entry is not None else None
         leg = watch(member, pair, self._prefills, context.fleet.pairs, context.now)
@@ -256,7 +255,7 @@ class Turn:
         if entry is not None:
             member.pulls[pull] += 1
         self._prefilled_at = context.now()
-        self._record.prefilled(result, self._prefilled_at - started, handle is not None)
+        self._record.prefilled(result, self._prefilled_at - started, entry is not None)
         return result
 
     async def _decode(
