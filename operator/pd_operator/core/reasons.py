@@ -82,3 +82,7 @@ class Reason(StrEnum):
     NOTHING_PULLED = "NothingPulled"
     """Handles are attached and prefill pulls nothing: the transfer path is broken while answers look well."""
     TOKENS_PULLED = "TokensPulled"
+
+    # Told as an Event only
+    OTHER_OPERATOR = "OtherOperator"
+    """Another operator manages the object, so this one does not; see `rivals`."""

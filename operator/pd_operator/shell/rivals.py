@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final
 
 from pd_operator.core.observed import Observed
 from pd_operator.core.plan import Plan
+from pd_operator.core.reasons import Reason
 from pd_operator.core.rivals import Claim, Turn, whose_turn
 from pd_operator.core.status_events import Happening
 from pd_operator.shell.metrics import Metrics
 from pd_operator.shell.wakeups import Key
 
 logger = logging.getLogger(__name__)
-
-REASON: Final = "OtherOperator"
 
 
 class Rivals:
@@ -50,7 +48,7 @@ class Rivals:
             "let only one of them watch this namespace"
         )
         logger.warning("%s: %s", key, message)
-        return turn, (Happening("Warning", REASON, message),)
+        return turn, (Happening("Warning", Reason.OTHER_OPERATOR, message),)
 
     def wait(self, key: Key) -> float:
         """Seconds until an object is worth another look."""
