@@ -96,6 +96,16 @@ async def held_stream(deployment: Any) -> tuple[Gate, asyncio.Task[Any]]:
     return gate, running
 
 
+async def assert_cut(deployment: Any, gate: Gate, running: asyncio.Task[Any]) -> None:
+    """The router has ended before the held stream: its client knows, and no engine goes on."""
+    turn = await running
+    assert turn.error is not None or "error" in turn.events[-1]
+    gate.open()
+    for engine in deployment.engines:
+        await engine.idle()
+    deployment.ended = True
+
+
 async def test_a_second_signal_ends_the_drain(deploy: Any) -> None:
     deployment = await deploy(Spec(flags=(("--drain-timeout", "600"),)), fresh=True)
     gate, running = await held_stream(deployment)
@@ -103,12 +113,7 @@ async def test_a_second_signal_ends_the_drain(deploy: Any) -> None:
     await deployment.router.wait_ready(False)
     deployment.router.terminate()
     assert await deployment.router.wait() == 0
-    turn = await running
-    assert turn.error is not None or "error" in turn.events[-1]
-    gate.open()
-    for engine in deployment.engines:
-        await engine.idle()
-    deployment.ended = True
+    await assert_cut(deployment, gate, running)
 
 
 async def test_the_drain_timeout_ends_what_does_not(deploy: Any) -> None:
@@ -116,12 +121,7 @@ async def test_the_drain_timeout_ends_what_does_not(deploy: Any) -> None:
     gate, running = await held_stream(deployment)
     deployment.router.terminate()
     assert await deployment.router.wait(5) == 0
-    turn = await running
-    assert turn.error is not None or "error" in turn.events[-1]
-    gate.open()
-    for engine in deployment.engines:
-        await engine.idle()
-    deployment.ended = True
+    await assert_cut(deployment, gate, running)
 
 
 async def test_a_taken_port(deploy: Any) -> None:

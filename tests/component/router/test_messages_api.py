@@ -15,7 +15,7 @@ import pytest
 
 from support.chat import TEXT, send
 from support.deployment import Deployment
-from support.fake_engine import AnswerStyle, Behaviour, Fault, Gate, Kind, Point
+from support.fake_engine import EARLY_FAULTS, AnswerStyle, Behaviour, Fault, Gate, Kind, Point
 
 TOOLS: list[Any] = [
     {
@@ -217,18 +217,7 @@ async def test_a_stream_that_breaks_after_content_ends_with_one_error(deploy: An
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault(Kind.STATUS, Point.BEFORE_ADMISSION, 500),
-        Fault(Kind.RESET, Point.BEFORE_HEADERS),
-        Fault(Kind.FINISH_ERROR, Point.AFTER_HEADERS),
-        Fault(Kind.ERROR_EVENT, Point.AFTER_FIRST_EVENT),
-        Fault(Kind.TRUNCATE, Point.AFTER_FIRST_EVENT),
-        Fault(Kind.CLOSE, Point.AFTER_HEADERS),
-    ],
-    ids=lambda fault: f"{fault.kind}-{fault.at}",
-)
+@pytest.mark.parametrize("fault", EARLY_FAULTS, ids=lambda fault: f"{fault.kind}-{fault.at}")
 async def test_what_fails_before_content_is_tried_again(deploy: Any, fault: Fault, role: str, stream: bool) -> None:
     deployment = await deploy(breaks=True)
     engine = deployment.prefill if role == "prefill" else deployment.decode

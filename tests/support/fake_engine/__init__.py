@@ -5,6 +5,7 @@ Import from here; the modules behind are an arrangement.
 
 from support.fake_engine.answers import Answer, AnswerStyle, expected_answer
 from support.fake_engine.behaviour import (
+    EARLY_FAULTS,
     Behaviour,
     Fault,
     Gate,
@@ -21,6 +22,7 @@ from support.fake_engine.fabric import SECRET, Clock, Fabric, stopped_clock
 from support.fake_engine.tokens import Template, completion_prompts, encode
 
 __all__ = [
+    "EARLY_FAULTS",
     "SECRET",
     "Answer",
     "AnswerStyle",

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from support.fake_engine.answers import AnswerStyle
 
@@ -61,6 +61,17 @@ class Fault:
     status: int = 500
     body: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+
+
+EARLY_FAULTS: Final = (
+    Fault(Kind.STATUS, Point.BEFORE_ADMISSION, 500),
+    Fault(Kind.RESET, Point.BEFORE_HEADERS),
+    Fault(Kind.FINISH_ERROR, Point.AFTER_HEADERS),
+    Fault(Kind.ERROR_EVENT, Point.AFTER_FIRST_EVENT),
+    Fault(Kind.TRUNCATE, Point.AFTER_FIRST_EVENT),
+    Fault(Kind.CLOSE, Point.AFTER_HEADERS),
+)
+"""What may befall a turn before its client has content: each costs one attempt and no more."""
 
 
 class Gate:
