@@ -53,11 +53,6 @@ class Gate:
         self.forwards_credentials = self._keys is None and self._engine_key is None and not self._by_gateway
         """Whether engines see the client's Authorization: only where nobody else has judged it."""
 
-    @property
-    def has_engine_key(self) -> bool:
-        """Whether engines know the router by a key; a refusal of it is then no client's fault."""
-        return self._engine_key is not None
-
     def files(self) -> list[WatchedFile[KeyTable] | WatchedFile[tuple[bytes, ...]] | WatchedFile[str]]:
         """All files that may change."""
         return [file for file in (self._keys, self._secrets, self._engine_key) if file is not None]

@@ -263,8 +263,9 @@ class Router:
 
     async def _let_in(self, request: Request, responder: Responder) -> None:
         """Serve a request whose principal is proven, within its tenant's limits."""
-        if request.path.partition("?")[0] in OPEN_PATHS:
-            await self._route(request, responder)
+        path = request.path.partition("?")[0]
+        if path in OPEN_PATHS:
+            await self._route(path, request, responder)
             return
         meter = self._guard.meter
         try:
@@ -276,19 +277,17 @@ class Router:
         except ApiError as error:
             if request.denied is None:
                 self._guard.limited[error.code or ""].inc()
-            path = request.path.partition("?")[0]
             messages = path.startswith(ANTHROPIC_PREFIX)
             body = DIALECTS[Api.MESSAGES if messages else Api.CHAT].error_body(error.body(), error.status)
             own = [(b"x-request-id", self.context.request_id(request.headers).encode())]
             responder.send_error(error, own, body=body)
             return
         try:
-            await self._route(request, responder)
+            await self._route(path, request, responder)
         finally:
             meter.leave(place)
 
-    async def _route(self, request: Request, responder: Responder) -> None:
-        path = request.path.partition("?")[0]
+    async def _route(self, path: str, request: Request, responder: Responder) -> None:
         if (api := TURNS.get(path)) is not None:
             if request.method != "POST":
                 responder.send_error(bad_method(request.method, path, "POST"), [(b"allow", b"POST")])
