@@ -251,8 +251,7 @@ def test_decode_is_scaled_with_kubectl(lab: Lab) -> None:
     lab.cluster.kubectl("scale", "pdd/qwen", "-n", lab.namespace, "--replicas=2")
     ref = lab.ref("StatefulSet", "qwen-decode")
     eventually("scaled", lambda: lab.get(ref)["spec"]["replicas"] == 2)
-    lab.serve()
-    assert lab.get(lab.ref("PDDeployment"))["status"]["decode"]["ready"] == "2/2"
+    lab.until_ready("decode", "2/2")
 
 
 def test_replicas_of_an_autoscaler_are_kept(lab: Lab) -> None:
@@ -265,8 +264,7 @@ def test_replicas_of_an_autoscaler_are_kept(lab: Lab) -> None:
     lab.settled(operator)
     lab.resynced(operator)
     assert lab.get(ref)["spec"]["replicas"] == 3
-    lab.serve()
-    assert lab.get(lab.ref("PDDeployment"))["status"]["decode"]["ready"] == "3/3"
+    lab.until_ready("decode", "3/3")
 
 
 def test_a_role_that_is_handed_over_to_an_autoscaler_keeps_its_pods(lab: Lab) -> None:

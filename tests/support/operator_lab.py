@@ -227,6 +227,16 @@ class Lab:
 
         eventually(f"{name} is ready", look)
 
+    def until_ready(self, role: str, ready: str, name: str = "qwen") -> None:
+        """Play kubelet until the status counts that many, such as ``2/2``: Ready is true before all of them are up."""
+
+        def look() -> bool:
+            self.make_ready()
+            status = self.get(self.ref("PDDeployment", name)).get("status", {})
+            return bool(status.get(role, {}).get("ready") == ready)
+
+        eventually(f"{role} of {name} is {ready}", look)
+
 
 @contextlib.contextmanager
 def router_at(ip: str, answer: Callable[[], dict[str, Any]]) -> Iterator[list[str]]:
