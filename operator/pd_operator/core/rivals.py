@@ -7,6 +7,7 @@ that is a change by somebody else; the asker then stands back and asks again rar
 and the asker takes over: a release may be installed anew under another name.
 
 Nothing has to be remembered for this to be safe: an operator that starts again finds the other's engines and asks.
+A spec that is refused leaves nothing to ask with, and its status is the other operator's like all else.
 Separate from `plan`, which says what differs and not whose turn it is.
 """
 
@@ -48,11 +49,11 @@ class Turn:
     wait: float = 0.0
 
 
-def whose_turn(todo: Plan, observed: Observed, identity: str, claim: Claim | None, now: float) -> Turn:
+def whose_turn(todo: Plan | None, observed: Observed, identity: str, claim: Claim | None, now: float) -> Turn:
     """Let the plan pass, or only a question, or nothing.
 
     Args:
-        todo: all that this operator would do.
+        todo: all that this operator would do; None when it refuses the spec.
         observed: with every child.
         identity: this operator, as its children name it.
         claim: the question that is open, if any.
@@ -60,12 +61,12 @@ def whose_turn(todo: Plan, observed: Observed, identity: str, claim: Claim | Non
     """
     rival = rival_of(observed, identity)
     if not rival:
-        return Turn(todo)
+        return Turn(todo or Plan())
     if claim is not None and claim.answered_at is None:
         asked = next((child for child in observed.mine() if child.uid == claim.uid), None)
         if asked is not None and asked.rendered_hash == claim.rendered_hash:
             left = claim.asked_at + PATIENCE - now
-            return Turn(todo) if left <= 0 else Turn(Plan(), rival, claim, left)
+            return Turn(todo or Plan()) if left <= 0 else Turn(Plan(), rival, claim, left)
         claim = replace(claim, answered_at=now)
     if claim is not None and claim.answered_at is not None:
         left = claim.answered_at + min(LONGEST_RETRY, FIRST_RETRY * 2.0 ** (claim.tries - 1)) - now
@@ -80,14 +81,14 @@ def rival_of(observed: Observed, identity: str) -> str:
     return min(writers - {identity}, default="")
 
 
-def _ask(todo: Plan, observed: Observed, identity: str, rival: str, tries: int, now: float) -> Turn:
-    for action in todo.actions:
+def _ask(todo: Plan | None, observed: Observed, identity: str, rival: str, tries: int, now: float) -> Turn:
+    for action in todo.actions if todo else ():
         if isinstance(action, Apply) and action.why is Why.CHANGED and action.ref.kind not in _COSTLY and action.uid:
             return Turn(Plan((action,)), rival, Claim(action.uid, _hash(action), now, tries), PATIENCE)
     ours = [child for child in observed.mine() if child.ref.kind not in _COSTLY and child.operator == identity]
     if ours:  # asked in an earlier life of this process
         return Turn(Plan(), rival, _claim_on(ours[0], now, tries), PATIENCE)
-    return Turn(todo)
+    return Turn(Plan(), rival, wait=LONGEST_RETRY) if todo is None else Turn(todo)
 
 
 def _claim_on(child: Child, now: float, tries: int) -> Claim:

@@ -26,7 +26,7 @@ from pd_operator.core.render_context import RenderContext
 from pd_operator.core.render_engine_pod import connector_image
 from pd_operator.core.rollout import held_back
 from pd_operator.core.status import Wish, compute_status, previous_status
-from pd_operator.core.status_events import happenings
+from pd_operator.core.status_events import Happening, happenings
 from pd_operator.core.status_model import PDDeploymentStatus
 from pd_operator.shell.api import ApiError, ClusterApi
 from pd_operator.shell.carry_out import Hands
@@ -90,8 +90,7 @@ class Reconciler:
             return Result.GONE
         wish = self._wish(observed)
         if not isinstance(wish, Wish):
-            await self._report(key, wish, observed, ())
-            return Result.INVALID
+            return await self._refuse(key, wish, observed)
         observed = await self._with_objects_in_the_way(wish.manifests, observed)
         manifests = held_back(wish.generation, wish.manifests, observed)
         todo = plan(manifests, observed, self._hands.not_kept)
@@ -105,13 +104,26 @@ class Reconciler:
                 return Result.GONE
             raise Interrupted(outcome.interrupted, progress=outcome.wrote > 0) from outcome.interrupted
         if turn.rival:
-            # Its status is the other operator's as well.
-            await post_events(self._api, observed, news, self._now())
-            return Result.STANDING_BACK
+            if outcome.refusals:
+                return Result.WAITING  # The question was not written, so nobody can answer it.
+            self._rivals.asked(key, turn)
+            return await self._stand_back(observed, news)
         lacking = await self._report(key, wish, observed, outcome.refusals)
         if any(refusal.reason is Reason.WAITING_FOR_API for refusal in outcome.refusals):
             return Result.SOON
         return Result.WAITING if outcome.refusals or lacking else Result.SETTLED
+
+    async def _refuse(self, key: Key, problems: Sequence[Problem], observed: Observed) -> Result:
+        turn, news = self._rivals.turn(None, observed)
+        if turn.rival:
+            return await self._stand_back(observed, news)
+        await self._report(key, problems, observed, ())
+        return Result.INVALID
+
+    async def _stand_back(self, observed: Observed, news: Sequence[Happening]) -> Result:
+        """Write nothing but news: the status is the other operator's as well."""
+        await post_events(self._api, observed, news, self._now())
+        return Result.STANDING_BACK
 
     def _observe(self, key: Key) -> Observed | None:
         """What is known; None when there is nothing to do any more. An object in deletion keeps its children until

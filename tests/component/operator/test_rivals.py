@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
+import pytest
+
 from pd_operator.core.observed import OPERATOR_ANNOTATION
 from pd_operator.core.observed_kinds import Ref
 from pd_operator.core.rivals import FIRST_RETRY, PATIENCE
+from pd_operator.shell.api import ApiError
 from pd_operator.shell.run import Operator
-from support.operator_bench import Bench
+from support.operator_bench import QWEN, Bench
 
 ENGINES = tuple(Ref("StatefulSet", "models", f"qwen-{role}") for role in ("prefill", "decode"))
 OWN = {"identity": "own/release", "connector_image": "c:1", "operator_namespace": "own"}
@@ -43,13 +48,13 @@ async def managed(bench: Bench) -> Operator:
 
 async def test_the_one_that_is_there_keeps_it_and_the_other_stands_back(bench: Bench) -> None:
     own = await managed(bench)
-    before, status = template_writes(bench), bench.cluster.objects[Ref("PDDeployment", "models", "qwen")]["status"]
+    before, status = template_writes(bench), bench.cluster.objects[QWEN]["status"]
     other = await bench.operator(**OTHER)
     bench.cluster.writes.clear()
     await pass_time(bench, FIRST_RETRY - 1, own, other)
     assert template_writes(bench) == before
     assert writers(bench) == {"own/release"}
-    assert bench.cluster.objects[Ref("PDDeployment", "models", "qwen")]["status"] == status
+    assert bench.cluster.objects[QWEN]["status"] == status
     assert [kind for kind, _ in bench.cluster.writes] == ["apply", "apply", "event"], (
         "a question, its answer, and the news"
     )
@@ -129,3 +134,61 @@ async def test_engines_that_name_nobody_are_anybodys(bench: Bench) -> None:
     own = await bench.operator(**OWN)
     await pass_time(bench, 2.0, own)
     assert writers(bench) == {"own/release"}
+
+
+BAD = ("spec.engine.vllmVersion", "0.31.0")
+"""Not what the image's tag says."""
+
+
+async def test_the_status_of_a_refused_spec_is_the_other_operators_as_well(bench: Bench) -> None:
+    own = await managed(bench)
+    other = await bench.operator(**OTHER)
+    await pass_time(bench, 100.0, own, other)
+    bench.stop(own)  # so that nobody corrects what the other one writes
+    status = copy.deepcopy(bench.cluster.objects[QWEN]["status"])
+    bench.change(BAD)
+    bench.cluster.writes.clear()
+    await pass_time(bench, 100.0, other)
+    assert bench.cluster.objects[QWEN]["status"] == status
+    assert bench.cluster.writes == []
+
+
+async def test_one_that_finds_a_refused_spec_of_another_tells_it_once_and_writes_no_status(bench: Bench) -> None:
+    own = await managed(bench)
+    bench.change(BAD)
+    await pass_time(bench, 2.0, own)
+    assert bench.condition("Ready")["reason"] == "InvalidSpec"
+    status = copy.deepcopy(bench.cluster.objects[QWEN]["status"])
+    other = await bench.operator(**OTHER)
+    bench.cluster.writes.clear()
+    await pass_time(bench, 24 * 3600.0, own, other)
+    assert [kind for kind, _ in bench.cluster.writes] == ["event"]
+    assert "the operator other/release refuses its spec" in bench.cluster.events[-1]["message"]
+    assert bench.cluster.objects[QWEN]["status"] == status
+    bench.stop(own)
+    bench.change(("spec.engine.vllmVersion", "0.32.0"))
+    await pass_time(bench, PATIENCE + 5, other)
+    assert writers(bench) == {"other/release"}
+
+
+@pytest.mark.parametrize("status", [503, 403], ids=["later", "refused"])
+async def test_a_question_that_was_not_written_is_asked_again(bench: Bench, status: int) -> None:
+    own = await managed(bench)
+    bench.stop(own)
+    other = await bench.operator(**OTHER)
+    apply, failures = bench.cluster.apply, 3
+
+    async def failing(manifest: dict[str, object], uid: str | None) -> object:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise ApiError(status, "NotNow", "the server is not in the mood")
+        return await apply(manifest, uid)
+
+    bench.cluster.apply = failing  # type: ignore[method-assign,assignment]
+    await pass_time(bench, 10.0, other)
+    assert failures < 0, "asked again as soon as any write that failed"
+    assert writers(bench) == {"own/release"}
+    await pass_time(bench, PATIENCE + 5, other)
+    assert writers(bench) == {"other/release"}
+    assert not [one for one in bench.cluster.events if one["reason"] == "OtherOperator"]
