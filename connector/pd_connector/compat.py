@@ -164,6 +164,16 @@ def reads_no_cache(request: Any) -> bool:
     return bool(request.get_skip_reading_prefix_cache())
 
 
+def unpinned_obstacle() -> str | None:
+    """Why this vLLM can't leave a finished turn's blocks in the pool, or ``None``."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
+    from vllm.v1.core.block_pool import BlockPool
+
+    if not hasattr(BlockPool, "unpin_blocks") or not hasattr(NixlPullConnectorWorker, "get_transfer_results"):
+        return "this vLLM can't watch blocks that nobody keeps; 0.32 and later can"
+    return None
+
+
 TRANSFER_THREAD_DELAY_US: Final = 500
 MESSAGE_POLL_SECONDS: Final = 0.0003
 

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from pd_wire import moment, names
+
 MAX_BLOCK_ID: Final = (1 << 31) - 1
 MAX_PORT: Final = 65535
 MAX_PARALLEL_SIZE: Final = 4096
@@ -36,7 +38,8 @@ def decoder_handle_fault(value: Any, *, require_expiry: bool = True) -> str | No
     Args:
         value: what the decode engine returned under ``kv_transfer_params``.
         require_expiry: a handle without ``remote_blocks_expiry_time`` is read even after the blocks were given to
-            someone else, so it is refused unless the caller knows better (engine-contract E6).
+            someone else, so it is refused unless the caller knows better (engine-contract E6) or the reader will ask
+            the holder, as with unpinned blocks.
 
     Returns:
         A short sentence that names the field, or ``None``. Never raises.
@@ -45,7 +48,10 @@ def decoder_handle_fault(value: Any, *, require_expiry: bool = True) -> str | No
     if fault:
         return fault
     expiry = value.get("remote_blocks_expiry_time")
-    if require_expiry and not _is_number(expiry):
+    if is_unpinned(value):
+        if moment.parse(value.get(names.MOMENT_KEY)) is None:
+            return f"{names.MOMENT_KEY} must be an epoch and a count"
+    elif require_expiry and not _is_number(expiry):
         return "remote_blocks_expiry_time must be a number"
     if expiry is not None and not (_is_number(expiry) and -MAX_CLOCK < expiry < MAX_CLOCK):
         # NaN and infinity never lie in the past, so the reader would take the blocks as alive for ever.
@@ -83,6 +89,14 @@ def address_fault(value: Mapping[str, Any]) -> str | None:
     if not _is_int(generation) or generation < 0:
         return "remote_registration_generation must be an integer from 0"
     return None
+
+
+def is_unpinned(value: Mapping[str, Any]) -> bool:
+    """Whether the holder keeps nothing for this handle.
+
+    Such a handle is not spent by being sent and has no end that anybody could know: every reader asks the holder.
+    """
+    return value.get(names.MODE_KEY) == names.MODE_UNPINNED
 
 
 def group_count(value: Mapping[str, Any]) -> int:

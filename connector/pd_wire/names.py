@@ -35,6 +35,11 @@ RETAIN_KEY: Final = "pd_retain"
 """Set to false by the router in the decode leg's params when no follow-up can use the blocks: D then frees at once."""
 
 MODE_PINNED: Final = "Pinned"
+"""The holder keeps the blocks for a fixed time; the first read ends that, so the handle is good for one send."""
+MODE_UNPINNED: Final = "Unpinned"
+"""The holder keeps nothing; the reader asks which blocks are still intact, and may do so any number of times."""
+MOMENT_KEY: Final = "pd_moment"
+"""In the Unpinned mode, when the turn ended. See `pd_wire.moment`."""
 
 # --- the vLLM plugin ---------------------------------------------------------------------------
 CONNECTOR_CLASS: Final = "PDConnector"
@@ -54,9 +59,14 @@ EXTRA_CONFIG_KEYS: Final = frozenset(
         "enforce_handshake_compat",
         "num_threads",
         "engine_ttl",
+        "pd_retention",
     }
 )
-"""`kv_connector_extra_config` keys that vLLM's pull connector reads; any other key is ignored by it in silence."""
+"""`kv_connector_extra_config` keys that vLLM's pull connector or ours reads; vLLM ignores any other key in silence."""
+
+RETENTION_OPTION: Final = "pd_retention"
+"""Ours: what becomes of a finished turn's blocks on decode, a mode."""
+RETENTIONS: Final = (MODE_UNPINNED, MODE_PINNED)
 
 # --- Kubernetes --------------------------------------------------------------------------------
 API_GROUP: Final = "pdserving.dev"

@@ -36,6 +36,10 @@ class Report:
     proven_tokens: int
     local_tokens: int
     pulled_tokens: int
+    gone_tokens: int = 0
+    """Proven, and not read because the holder had given their blocks to another request."""
+    wasted_tokens: int = 0
+    """Read, and computed again because the holder gave their blocks away during the read."""
 
     @property
     def read_failed(self) -> bool:
@@ -50,6 +54,8 @@ class Report:
             "proven_tokens": self.proven_tokens,
             "local_tokens": self.local_tokens,
             "pulled_tokens": self.pulled_tokens,
+            "gone_tokens": self.gone_tokens,
+            "wasted_tokens": self.wasted_tokens,
         }
 
 
@@ -64,6 +70,9 @@ def parse(value: Any) -> Report | None:
             int(value["proven_tokens"]),
             int(value["local_tokens"]),
             int(value["pulled_tokens"]),
+            # An engine of an earlier release does not say.
+            int(value.get("gone_tokens", 0)),
+            int(value.get("wasted_tokens", 0)),
         )
     except (KeyError, TypeError, ValueError):
         return None

@@ -5,10 +5,12 @@ lists do not fit. So the parameters are judged once, on arrival, and replaced by
 
 * a prefill request (P) may pull the leading blocks whose tokens are proven, or nothing;
 * a decode request (D) may pull a prefill handle of the right shape, or computes its prompt itself;
+* of blocks that the holder does not keep (Unpinned), what is proven may be offered, and the holder is asked before and
+  after the read which of them are still intact: the hooks do that, the admission says that they must;
 * anything else is no transfer at all, whatever the parameters hold (HL-09).
 
-Whenever a holder is named and nothing will be read, the holder gets a release notice, so that it does not keep the
-blocks until their lease ends.
+Whenever a holder that keeps its blocks is named and nothing will be read, it gets a release notice, so that it does not
+keep them until their lease ends.
 """
 
 from __future__ import annotations
@@ -19,8 +21,15 @@ from enum import StrEnum
 from typing import Any, Final
 
 from pd_connector.core.spent import SpentHandles
-from pd_wire import names, proof
-from pd_wire.handle import address_fault, decoder_handle_fault, group_count, prefill_handle_fault
+from pd_wire import moment, names, proof
+from pd_wire.handle import (
+    address_fault,
+    decoder_handle_fault,
+    group_count,
+    is_unpinned,
+    prefill_handle_fault,
+)
+from pd_wire.moment import Moment
 from pd_wire.report import Verdict
 
 
@@ -42,6 +51,8 @@ class Engine:
     """KV cache groups that take part in transfers."""
     pull_obstacle: str | None = None
     """Why this engine can't read a decode engine's blocks at all (flag off, host buffer), or ``None``."""
+    ask_obstacle: str | None = None
+    """Why this engine can't read blocks that the holder does not keep, or ``None``."""
     proof_obstacle: str | None = None
     """Why block positions and tokens don't line up here (context parallelism), or ``None``."""
 
@@ -74,6 +85,8 @@ class Admission:
     """Prefill leg with a handle: how far it got; ``None`` when no handle was given."""
     reason: str = ""
     proven_tokens: int = 0
+    moment: Moment | None = None
+    """The holder keeps nothing: ask it which blocks are as they were then."""
 
 
 NOTHING: Final = Admission(Leg.NONE, None)
@@ -115,7 +128,8 @@ def admit(raw: Any, prompt: Prompt, engine: Engine, spent: SpentHandles) -> Admi
 def _admit_prefill(raw: Mapping[str, Any], prompt: Prompt, engine: Engine, spent: SpentHandles) -> Admission:
     if all(raw.get(key) is None for key in _HOLDER_KEYS):
         return Admission(Leg.PREFILL, _without_holder(raw))
-    notify = address_fault(raw) is None
+    unpinned = is_unpinned(raw)
+    notify = address_fault(raw) is None and not unpinned
     if notify and not spent.spend(raw["remote_engine_id"], raw["remote_request_id"]):
         # The first use released the blocks: there is nobody to notify either.
         return Admission(
@@ -136,6 +150,7 @@ def _admit_prefill(raw: Mapping[str, Any], prompt: Prompt, engine: Engine, spent
         verdict=verdict,
         reason=reason,
         proven_tokens=tokens,
+        moment=moment.parse(raw.get(names.MOMENT_KEY)) if unpinned else None,
     )
 
 
@@ -147,10 +162,12 @@ def _judge(raw: Mapping[str, Any], prompt: Prompt, engine: Engine) -> tuple[Verd
     if fault:
         return Verdict.MALFORMED, fault, 0
     obstacle = engine.pull_obstacle or engine.proof_obstacle or prompt.obstacle
+    if is_unpinned(raw):
+        obstacle = obstacle or engine.ask_obstacle
+    elif raw.get(names.MODE_KEY) != names.MODE_PINNED:
+        obstacle = obstacle or f"{names.MODE_KEY} is neither {names.MODE_PINNED} nor {names.MODE_UNPINNED}"
     if obstacle:
         return Verdict.UNPROVEN, obstacle, 0
-    if raw.get(names.MODE_KEY) != names.MODE_PINNED:
-        return Verdict.UNPROVEN, f"{names.MODE_KEY} is not {names.MODE_PINNED}", 0
     try:
         shown = proof.decode(raw.get(names.PROOF_KEY))
     except proof.ProofError as error:

@@ -102,6 +102,10 @@ def _value_faults(extra: Mapping[str, Any]) -> list[str]:
     for key in ("bidirectional_kv_xfer", "enforce_handshake_compat"):
         if not isinstance(extra.get(key, False), bool):
             faults.append(f"kv_connector_extra_config.{key} must be true or false, got {extra[key]!r}")
+    retention = extra.get(names.RETENTION_OPTION, names.MODE_PINNED)
+    if retention not in names.RETENTIONS:
+        allowed = " or ".join(names.RETENTIONS)
+        faults.append(f"kv_connector_extra_config.{names.RETENTION_OPTION} must be {allowed}, got {retention!r}")
     threshold = extra.get("kv_recompute_threshold", 64)
     if isinstance(threshold, bool) or not isinstance(threshold, int) or threshold < 0:
         faults.append(f"kv_connector_extra_config.kv_recompute_threshold must be tokens from 0, got {threshold!r}")

@@ -1,6 +1,6 @@
 """The connector class that vLLM instantiates: it checks the start and puts our scheduler side in.
 
-The worker side is vLLM's own: reads, notifications and leases stay as they are.
+The worker side is vLLM's own but for what blocks that nobody keeps need: reads, notifications and leases stay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vllm.platforms import current_platform
 
 from pd_connector import compat
 from pd_connector.core.startup import Configuration, ConfigurationRefused, HandleInStream, configuration_faults
-from pd_connector.shell import stream
+from pd_connector.shell import stream, worker
 from pd_connector.shell.scheduler import PDPullScheduler
 
 logger = init_logger("vllm.pd_connector")
@@ -41,11 +41,24 @@ class PDConnector(NixlPullConnector):  # type: ignore[misc]
             compat.rest_between_steps()
             compat.rest_between_polls()
         super().__init__(vllm_config, role, kv_cache_config)
+        if not in_scheduler:
+            worker.adopt(self.connector_worker)
         if in_scheduler:
             self.connector_scheduler = PDPullScheduler(vllm_config, self.engine_id, kv_cache_config)
             logger.info("pd_connector is active: vLLM %s, handle in streams: %s", compat.installed_version(), seen)
             if seen is HandleInStream.UNKNOWN:
                 logger.warning("Whether the API server sends KV handles in streams can't be seen from this engine core")
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """vLLM's scheduler shows its block pool."""
+        super().bind_gpu_block_pool(gpu_block_pool)
+        self.connector_scheduler.bind_block_pool(gpu_block_pool)
+
+    def reset_cache(self) -> bool:
+        """vLLM resets its KV cache, for a sleep or new weights."""
+        if self.connector_scheduler is not None:
+            self.connector_scheduler.forget_blocks()
+        return True
 
 
 def read_configuration(vllm_config: Any, seen: HandleInStream) -> Configuration:

@@ -6,7 +6,7 @@ scheduler forgets the request.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from vllm.logger import init_logger
 
 from pd_connector.core.admission import Admission
 from pd_connector.core.progress import Completions, Event, IllegalTransition, Progress, admit_completions, step
+from pd_connector.shell.asking import Asked
 from pd_wire.report import READ_FAILED, Report
 
 logger = init_logger("vllm.pd_connector")
@@ -28,8 +29,16 @@ class Entry:
     progress: Progress = Progress.WAITING
     local_tokens: int = 0
     """Prompt tokens that the engine's own prefix cache had when vLLM last asked."""
+    offered_tokens: int = 0
+    """Prompt tokens that vLLM allocated blocks for, to be read."""
     pulled_tokens: int = 0
     load_failed: bool = False
+    asked: Asked | None = None
+    """The holder is being asked what of its blocks is intact."""
+    gone_tokens: int = 0
+    """Proven, but the holder had reused the blocks before the read."""
+    wasted_tokens: int = 0
+    """Read, but the holder reused the blocks meanwhile."""
 
     def report(self) -> Report | None:
         """What P tells the router about the handle that it was given, or ``None`` without one."""
@@ -39,9 +48,19 @@ class Entry:
         reason = admission.reason
         if self.load_failed:
             reason = READ_FAILED
+        elif self.wasted_tokens:
+            reason = "the holder reused blocks while they were read"
         elif admission.may_pull and not self.pulled_tokens:
             reason = "nothing left to read: in the local cache, or below kv_recompute_threshold"
-        return Report(admission.verdict, reason, admission.proven_tokens, self.local_tokens, self.pulled_tokens)
+        return Report(
+            admission.verdict,
+            reason,
+            admission.proven_tokens,
+            self.local_tokens,
+            self.pulled_tokens,
+            self.gone_tokens,
+            self.wasted_tokens,
+        )
 
 
 class Ledger:
@@ -75,15 +94,25 @@ class Ledger:
         if entry.progress is Progress.GONE:
             self._entries.pop(entry.request.request_id, None)
 
-    def admit_completions(self, received: Iterable[str], sent: Iterable[str]) -> Completions:
-        """Check one step's completions and move the entries that the kept ones concern."""
+    def admit_completions(
+        self, received: Iterable[str], sent: Iterable[str], failed: Collection[str] | None = None
+    ) -> Completions:
+        """Check one step's completions and move the entries that the kept ones concern.
+
+        Args:
+            received: requests whose read is over.
+            sent: requests whose blocks were read, or whose lease ended.
+            failed: those of ``received`` whose transfer failed; ``None`` where this vLLM doesn't say.
+        """
         states = {request_id: entry.progress for request_id, entry in self._entries.items()}
         result = admit_completions(states, received, sent)
         for request_id in result.received:
             entry = self._entries[request_id]
             # vLLM has already cut the count to what was loaded when a read failed.
             entry.pulled_tokens = max(0, int(entry.request.num_computed_tokens) - entry.local_tokens)
-            entry.load_failed = not entry.pulled_tokens
+            entry.load_failed = not entry.pulled_tokens if failed is None else request_id in failed
+            if entry.admission.moment is not None and not entry.load_failed:
+                entry.wasted_tokens = entry.offered_tokens - entry.pulled_tokens
         for request_id, progress in result.states.items():
             self._entries[request_id].progress = progress
             if progress is Progress.GONE:

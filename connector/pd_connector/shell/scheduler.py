@@ -19,12 +19,16 @@ from vllm.v1.request import RequestStatus
 
 from pd_connector import compat
 from pd_connector.core.admission import NOTHING, Admission, Engine, Leg, Prompt, admit, leg_of
+from pd_connector.core.notices import marked
 from pd_connector.core.progress import Event, Progress
 from pd_connector.core.scope import Shape, proof_obstacle, proven_length, pull_obstacle, scope_bytes
 from pd_connector.core.spent import SpentHandles
+from pd_connector.shell import listener
 from pd_connector.shell.ledger import Entry, Ledger
-from pd_connector.shell.listener import serve_handshakes
+from pd_connector.shell.reading import UnpinnedReading
+from pd_connector.shell.retention import UnpinnedRetention
 from pd_wire import names, proof
+from pd_wire.moment import Moment
 
 logger = init_logger("vllm.pd_connector")
 
@@ -52,8 +56,11 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             block_tokens=self.block_size,
             groups=len(kv_cache_config.transfer_groups),
             pull_obstacle=self._pull_obstacle(),
+            ask_obstacle=self._ask_obstacle(),
             proof_obstacle=_context_parallel_obstacle(vllm_config.parallel_config),
         )
+        self._reading = UnpinnedReading(self.block_size) if self._engine.ask_obstacle is None else None
+        self._retention: UnpinnedRetention | None = None
 
     def _pull_obstacle(self) -> str | None:
         if not self.is_bidirectional_kv_xfer_enabled:
@@ -61,6 +68,33 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if self.use_host_buffer:
             return "this engine keeps its KV behind a host buffer"
         return None
+
+    def _ask_obstacle(self) -> str | None:
+        """Why this engine can neither leave blocks unpinned nor read such blocks."""
+        if self.vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
+            return "kv_load_failure_policy is not recompute on this engine"
+        if len(self.kv_cache_config.transfer_groups) > 1:
+            return "the model has several KV cache groups"
+        return compat.unpinned_obstacle()
+
+    def bind_block_pool(self, pool: Any) -> None:
+        """vLLM's scheduler has made its block pool: decide what becomes of finished turns' blocks."""
+        transfer = self.vllm_config.kv_transfer_config
+        wanted = transfer.get_from_extra_config(names.RETENTION_OPTION, names.MODE_PINNED)
+        if wanted != names.MODE_UNPINNED or transfer.kv_role != names.KV_ROLES[names.ROLE_DECODE]:
+            return
+        obstacle = self._engine.pull_obstacle or self._engine.proof_obstacle or self._engine.ask_obstacle
+        if obstacle:
+            logger.warning("Retention is %s, not %s: %s", names.MODE_PINNED, wanted, obstacle)
+            return
+        steps = self.vllm_config.max_concurrent_batches - 1
+        self._retention = UnpinnedRetention(pool, self.engine_id, steps)
+        logger.info("Retention is %s", names.MODE_UNPINNED)
+
+    def forget_blocks(self) -> None:
+        """The KV cache was reset."""
+        if self._retention is not None:
+            self._retention.forget()
 
     # --- hooks, in the order of a request's life ------------------------------------------------
 
@@ -81,14 +115,19 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         else:
             request.kv_transfer_params = None
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """Tokens to pull. May be called any number of times before the allocation; the answer stays the same."""
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Tokens to pull; ``None`` while that is not known.
+
+        May be called any number of times before the allocation, and the answer stays the same.
+        """
         entry = self._entry(request)
         if entry is None:
             return 0, False
         if entry.progress is not Progress.WAITING:
             return 0, False
         entry.local_tokens = num_computed_tokens
+        if self._reading is not None and not self._reading.narrow(entry):
+            return None, False
         if not entry.admission.may_pull:
             return 0, False
         count, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
@@ -104,6 +143,7 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             self._decline(entry)
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         pulls = first and num_external_tokens > 0
+        entry.offered_tokens = num_external_tokens if pulls else entry.offered_tokens
         self.pd_ledger.advance(entry, Event.ALLOCATED_TO_PULL if pulls else Event.ALLOCATED)
 
     def update_connector_output(self, connector_output: Any) -> None:
@@ -112,7 +152,8 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         received, sent = connector_output.finished_recving, connector_output.finished_sending
         if not received and not sent:
             return
-        result = self.pd_ledger.admit_completions(received or (), sent or ())
+        failed = getattr(connector_output, "failed_recving", None)
+        result = self.pd_ledger.admit_completions(received or (), sent or (), failed)
         if not result.dropped:
             return
         for sentence in result.dropped:
@@ -133,11 +174,21 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             delayed, params = self._free_now(request), None
         else:
             delayed, params = super().request_finished(request, block_ids)
+        moment = None
+        if delayed and shown is not None and self._retention is not None:
+            moment, delayed = self._retention.keep_readable(block_ids[0][: shown.blocks]), False
+            # vLLM has noted a lease by now.
+            del self._reqs_need_send[request.request_id]
+            self._reqs_not_processed.add(request.request_id)
         if delayed:
             # The worker arms the end of a lease only for requests that it has seen in a batch (HL-09).
             self._reqs_in_batch.add(request.request_id)
         self.pd_ledger.advance(entry, Event.FINISHED_RETAINED if delayed else Event.FINISHED)
-        return delayed, _completed(params, entry, shown)
+        return delayed, _completed(params, entry, shown, moment)
+
+    def has_pending_push_work(self) -> bool:
+        """Keep an idle engine stepping until finished turns' blocks are back in the pool."""
+        return super().has_pending_push_work() or (self._retention is not None and self._retention.pending)
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         """Breathe, on a CPU, when a step has nothing to compute.
@@ -152,7 +203,13 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             and not self._reqs_need_send
         ):
             time.sleep(self._idle_pause)
-        return super().build_connector_meta(scheduler_output)
+        meta = super().build_connector_meta(scheduler_output)
+        if self._reading is not None:
+            self._reading.attach(meta.reqs_to_recv, self.pd_ledger)
+            self._reading.begin_step()
+        if self._retention is not None:
+            self._retention.end_step()
+        return meta
 
     # --- parts ----------------------------------------------------------------------------------
 
@@ -172,9 +229,11 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             length=self._get_remote_prefill_token_count(request.num_prompt_tokens),
         )
         admission = admit(request.kv_transfer_params, prompt, self._engine, self._spent)
-        if admission is not NOTHING:
-            self.pd_ledger.add(request, admission)
         request.kv_transfer_params = admission.params
+        if admission is not NOTHING:
+            entry = self.pd_ledger.add(request, admission)
+            if self._reading is not None:
+                self._reading.begin(entry)
         if admission.reason:
             logger.info(
                 "KV handle of %s: %s (%s)", request.request_id, admission.verdict or "refused", admission.reason
@@ -225,9 +284,11 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
                 "(data-parallel ranks take the ports after it)"
             )
 
-    @staticmethod
-    def _nixl_handshake_listener(*args: Any, **kwargs: Any) -> None:
-        serve_handshakes(NixlPullConnectorScheduler._nixl_handshake_listener, *args, **kwargs)
+    def _nixl_handshake_listener(self, *args: Any, **kwargs: Any) -> None:
+        def answer(message: bytes) -> bytes | None:
+            return self._retention.answer(message) if self._retention is not None else None
+
+        listener.serve(NixlPullConnectorScheduler._nixl_handshake_listener, answer, *args, **kwargs)
 
 
 def _shape(request: Any) -> Shape:
@@ -252,13 +313,19 @@ def _context_parallel_obstacle(parallel: Any) -> str | None:
     return None
 
 
-def _completed(params: dict[str, Any] | None, entry: Entry, shown: proof.Proof | None) -> dict[str, Any] | None:
+def _completed(
+    params: dict[str, Any] | None, entry: Entry, shown: proof.Proof | None, moment: Moment | None
+) -> dict[str, Any] | None:
     """vLLM's answer parameters with ours added."""
     if params is None:
         return None
     if shown is not None:
         params[names.PROOF_KEY] = proof.encode(shown)
-        params[names.MODE_KEY] = names.MODE_PINNED
+        params[names.MODE_KEY] = names.MODE_PINNED if moment is None else names.MODE_UNPINNED
+    if moment is not None:
+        params[names.MOMENT_KEY] = str(moment)
+        params["remote_blocks_expiry_time"] = None
+        params["remote_request_id"] = marked(params["remote_request_id"])
     report = entry.report()
     if report is not None:
         params[names.REPORT_KEY] = report.as_json()
