@@ -51,7 +51,7 @@ class Engine:
     """KV cache groups that take part in transfers."""
     pull_obstacle: str | None = None
     """Why this engine can't read a decode engine's blocks at all (flag off, host buffer), or ``None``."""
-    ask_obstacle: str | None = None
+    unpinned_obstacle: str | None = None
     """Why this engine can't read blocks that the holder does not keep, or ``None``."""
     proof_obstacle: str | None = None
     """Why block positions and tokens don't line up here (context parallelism), or ``None``."""
@@ -163,7 +163,7 @@ def _judge(raw: Mapping[str, Any], prompt: Prompt, engine: Engine) -> tuple[Verd
         return Verdict.MALFORMED, fault, 0
     obstacle = engine.pull_obstacle or engine.proof_obstacle or prompt.obstacle
     if is_unpinned(raw):
-        obstacle = obstacle or engine.ask_obstacle
+        obstacle = obstacle or engine.unpinned_obstacle
     elif raw.get(names.MODE_KEY) != names.MODE_PINNED:
         obstacle = obstacle or f"{names.MODE_KEY} is neither {names.MODE_PINNED} nor {names.MODE_UNPINNED}"
     if obstacle:

@@ -56,10 +56,10 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             block_tokens=self.block_size,
             groups=len(kv_cache_config.transfer_groups),
             pull_obstacle=self._pull_obstacle(),
-            ask_obstacle=self._ask_obstacle(),
+            unpinned_obstacle=self._reading_obstacle() or self._unpinned_obstacle(),
             proof_obstacle=_context_parallel_obstacle(vllm_config.parallel_config),
         )
-        self._reading = UnpinnedReading(self.block_size) if self._engine.ask_obstacle is None else None
+        self._reading = UnpinnedReading(self.block_size) if self._engine.unpinned_obstacle is None else None
         self._retention: UnpinnedRetention | None = None
 
     def _pull_obstacle(self) -> str | None:
@@ -69,10 +69,13 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             return "this engine keeps its KV behind a host buffer"
         return None
 
-    def _ask_obstacle(self) -> str | None:
-        """Why this engine can neither leave blocks unpinned nor read such blocks."""
+    def _reading_obstacle(self) -> str | None:
         if self.vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
             return "kv_load_failure_policy is not recompute on this engine"
+        return None
+
+    def _unpinned_obstacle(self) -> str | None:
+        """Why blocks can be neither left in the pool nor read from there."""
         if len(self.kv_cache_config.transfer_groups) > 1:
             return "the model has several KV cache groups"
         return compat.unpinned_obstacle()
@@ -83,7 +86,7 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         wanted = transfer.get_from_extra_config(names.RETENTION_OPTION, names.MODE_PINNED)
         if wanted != names.MODE_UNPINNED or transfer.kv_role != names.KV_ROLES[names.ROLE_DECODE]:
             return
-        obstacle = self._engine.pull_obstacle or self._engine.proof_obstacle or self._engine.ask_obstacle
+        obstacle = self._engine.pull_obstacle or self._engine.proof_obstacle or self._unpinned_obstacle()
         if obstacle:
             logger.warning("Retention is %s, not %s: %s", names.MODE_PINNED, wanted, obstacle)
             return

@@ -198,6 +198,13 @@ class Connector(StrEnum):
     STOCK = "Stock"
 
 
+class Retention(StrEnum):
+    """What becomes of a finished turn's blocks on decode."""
+
+    UNPINNED = names.MODE_UNPINNED
+    PINNED = names.MODE_PINNED
+
+
 class LoadFailurePolicy(StrEnum):
     """What an engine does with a request whose KV could not be read."""
 

@@ -17,7 +17,7 @@ from pd_operator.core.crd_schema import Schema
 from pd_operator.core.pod_profiles import P5EN_EFA as P5EN_POD
 from pd_operator.core.profiles import CPU, P5EN_EFA
 from pd_operator.core.rules_pod import TOO_MUCH_SHARED
-from pd_operator.core.rules_transfer import BYPASS_NEEDS_CACHE, FIELD_OF_KEY, FREE_KEYS
+from pd_operator.core.rules_transfer import BYPASS_NEEDS_CACHE, FIELD_OF_KEY, FREE_KEYS, UNPINNED_NEEDS_OURS
 from pd_operator.core.spec_transfer import READ_MARGIN_SECONDS
 
 GIB: Final = 1 << 30
@@ -132,6 +132,8 @@ def _transfer_rules() -> list[Rule]:
             "must be Fail with connector Stock, which never answers a request whose read failed",
             "loadFailurePolicy",
         ),
+        rule('!has(self.retention) || self.retention != "Unpinned" || self.connector != "Stock"', UNPINNED_NEEDS_OURS,
+             "retention"),
         rule('!has(self.connectorImage) || self.connector != "Stock"', "must be left out with connector Stock",
              "connectorImage"),
     ]  # fmt: skip

@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pd_operator.core.choices import Connector, Device, Download, Role, Switch
+from pd_operator.core.choices import Connector, Device, Download, LoadFailurePolicy, Retention, Role, Switch
 from pd_operator.core.model import PDDeployment
 from pd_operator.core.profiles import BACKEND_ENV, backend_of, profile_of
 from pd_operator.core.spec_engine import EngineSpec, EnvVar
@@ -81,7 +81,7 @@ def render_engine(deployment: PDDeployment, role: Role, endpoint: EngineEndpoint
 
 
 def kv_transfer_config(deployment: PDDeployment, role: Role) -> dict[str, Any]:
-    """The value of `--kv-transfer-config`. Equal on both roles but for `kv_role`."""
+    """The value of `--kv-transfer-config`. Equal on both roles but for `kv_role` and what is done about failed loads."""
     transfer = deployment.spec.kv_transfer
     config: dict[str, Any] = {"kv_connector": names.STOCK_CONNECTOR_CLASS}
     if transfer.connector is Connector.VERIFIED:
@@ -91,18 +91,25 @@ def kv_transfer_config(deployment: PDDeployment, role: Role) -> dict[str, Any]:
             "kv_connector_module_path": names.CONNECTOR_MODULE,
         }
     reuse = transfer.bidirectional is Switch.ENABLED
+    unpinned = reuse and transfer.retention_mode is Retention.UNPINNED
+    policy = transfer.load_failure_policy
+    if unpinned and role is Role.PREFILL:
+        # Blocks that were overwritten during the read are reported to vLLM as failed loads.
+        policy = LoadFailurePolicy.RECOMPUTE
     extra: dict[str, Any] = {"backends": [backend_of(deployment.spec).value]}
     if reuse:
         # Nothing reads these without reuse, and an edit of them would restart every engine all the same.
         extra["kv_recompute_threshold"] = transfer.recompute_threshold_tokens
         extra["decoder_kv_blocks_ttl"] = transfer.decoder_blocks_ttl_seconds
+        if unpinned:
+            extra[names.RETENTION_OPTION] = transfer.retention_mode.value
     extra |= {"bidirectional_kv_xfer": reuse, "kv_lease_duration": transfer.lease_duration_seconds}
     extra |= {entry.name: json.loads(entry.value) for entry in transfer.extra_config}
     return {
         **config,
         "kv_buffer_device": KV_DEVICES[profile_of(deployment.spec).device],
         "kv_role": names.KV_ROLES[role.value],
-        "kv_load_failure_policy": transfer.load_failure_policy.value.lower(),
+        "kv_load_failure_policy": policy.value.lower(),
         "kv_connector_extra_config": extra,
     }
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Final
 
-from pd_operator.core.choices import Connector, LoadFailurePolicy, NodeProfile
+from pd_operator.core.choices import Connector, LoadFailurePolicy, NodeProfile, Retention
 from pd_operator.core.model import PDDeployment
 from pd_operator.core.problems import Problem
 from pd_operator.core.profiles import backend_of, profile_of
@@ -21,6 +21,7 @@ FIELD_OF_KEY: Final[dict[str, str]] = {
     "kv_recompute_threshold": "use spec.kvTransfer.recomputeThresholdTokens",
     "kv_lease_duration": "use spec.kvTransfer.leaseDurationSeconds",
     "kv_load_failure_policy": "use spec.kvTransfer.loadFailurePolicy",
+    names.RETENTION_OPTION: "use spec.kvTransfer.retention",
     "engine_id": "it is never fixed, since a restarted engine would be taken for the memory of the old one",
     "enforce_handshake_compat": "engines whose layouts differ would read wrong memory and answer 200",
 }
@@ -28,6 +29,10 @@ FIELD_OF_KEY: Final[dict[str, str]] = {
 
 FREE_KEYS: Final = tuple(sorted(names.EXTRA_CONFIG_KEYS - FIELD_OF_KEY.keys()))
 """Keys that the connector reads and that have no field."""
+
+UNPINNED_NEEDS_OURS: Final = (
+    "must be Pinned with connector Stock, or be left out: vLLM's own connector would not notice that blocks were reused"
+)
 
 
 def time_limits(deployment: PDDeployment) -> Iterator[Problem]:
@@ -72,6 +77,13 @@ def load_failure_policy(deployment: PDDeployment) -> Iterator[Problem]:
         )
 
 
+def retention(deployment: PDDeployment) -> Iterator[Problem]:
+    """Only our connector leaves blocks unpinned and checks them."""
+    transfer = deployment.spec.kv_transfer
+    if transfer.retention is Retention.UNPINNED and transfer.connector is Connector.STOCK:
+        yield Problem("spec.kvTransfer.retention", f"{UNPINNED_NEEDS_OURS}; got Unpinned")
+
+
 def extra_config(deployment: PDDeployment) -> Iterator[Problem]:
     """extraConfig holds keys that the connector reads, once each, with JSON values."""
     seen: set[str] = set()
@@ -110,4 +122,4 @@ def bypass(deployment: PDDeployment) -> Iterator[Problem]:
         yield Problem("spec.router.placement.bypass.maxNewTokens", f"{BYPASS_NEEDS_CACHE}; got {tokens}")
 
 
-RULES = (bypass, time_limits, backend, load_failure_policy, extra_config)
+RULES = (bypass, time_limits, backend, load_failure_policy, retention, extra_config)

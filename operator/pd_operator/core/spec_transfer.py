@@ -11,7 +11,7 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from pd_operator.core import fields
-from pd_operator.core.choices import Backend, Connector, LoadFailurePolicy, Switch
+from pd_operator.core.choices import Backend, Connector, LoadFailurePolicy, Retention, Switch
 from pd_operator.core.fields import SpecModel
 
 TTL_MARGIN_SECONDS: Final = 30
@@ -44,8 +44,8 @@ class KVTransferSpec(SpecModel):
         strict=True,
         ge=20,
         le=86400,
-        description="How long D keeps the blocks of a finished turn. They cost decode memory until they are read or "
-        "this time is over.",
+        description="How long D keeps the blocks of a finished turn with retention Pinned. They cost decode memory until "
+        "they are read or this time is over.",
     )
     router_ttl_seconds: int | None = Field(
         default=None,
@@ -80,10 +80,19 @@ class KVTransferSpec(SpecModel):
         description="Image that carries our connector into the engines' pods. Absent: the operator's, so that a new "
         "operator restarts the engines once. Name one here to choose that moment.",
     )
+    retention: Retention | None = Field(
+        default=None,
+        description="What becomes of a finished turn's blocks on D. Unpinned: they go back to the pool, are the last to be "
+        "taken, and P checks that they are intact after it has read them; decode memory is never held for turns that may "
+        "not come. Pinned: vLLM's own way, D keeps them for decoderBlocksTTLSeconds and admits nothing into that memory. "
+        "Absent: Unpinned with connector Verified, Pinned with Stock. Engines that can't do Unpinned (vLLM before 0.32, "
+        "several KV cache groups, context parallelism) retain Pinned.",
+    )
     load_failure_policy: LoadFailurePolicy = Field(
         default=LoadFailurePolicy.FAIL,
         description="Fail: the engine answers with an error and the router retries without the handle. Recompute: "
-        "the engine recomputes; needs connector Verified, since the stock one then waits for ever.",
+        "the engine recomputes; needs connector Verified, since the stock one then waits for ever. With retention "
+        "Unpinned prefill always recomputes.",
     )
     lease_duration_seconds: int = Field(
         default=30,
@@ -95,6 +104,13 @@ class KVTransferSpec(SpecModel):
     extra_config: Annotated[tuple[ExtraConfigEntry, ...], Field(max_length=16)] = Field(
         default=(), description="Keys of the connector that have no field here."
     )
+
+    @property
+    def retention_mode(self) -> Retention:
+        """What the engines are told to do; they fall back to Pinned where they can't do it."""
+        if self.retention is not None:
+            return self.retention
+        return Retention.UNPINNED if self.connector is Connector.VERIFIED else Retention.PINNED
 
     @property
     def handle_ttl_seconds(self) -> int:

@@ -113,7 +113,7 @@ def decide(
     trust_history: bool = True,
     newest_keys: Sequence[bytes] = (),
 ) -> Decision:
-    """Judge a taken entry at the moment of dispatch. Whatever the answer, the entry is spent.
+    """Judge a taken entry at the moment of dispatch. Whatever the answer, an entry that is not shared is spent.
 
     Args:
         now: monotonic seconds, the clock of `Entry.arrived`.

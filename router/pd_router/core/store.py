@@ -1,4 +1,4 @@
-"""Where handles wait between two turns: one take per handle, bounded in bytes and time. The port and its values.
+"""Where handles wait between two turns: one take per handle that is good for one send, bounded in bytes and time. The port and its values.
 
 Separate from policy: a store knows nothing of proofs or engines, it keeps and hands out. Two implement the port: one in
 this process (`store_memory`), one that several routers share (`shell/valkey_store`). A verb that has to wait returns an
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from pd_router.core.cutting import Handle
 from pd_router.core.jsontext import RawJson, decode_exactly, encode
-from pd_wire.handle import data_parallel_rank
+from pd_wire.handle import data_parallel_rank, is_unpinned
 from pd_wire.names import PROOF_KEY
 
 ENTRY_OVERHEAD: Final = 1024
@@ -82,6 +82,8 @@ class Entry:
     groups: int
     rank: int | None = None
     """Data-parallel rank of the holder that has the blocks; None where it has one rank (HL-25)."""
+    shared: bool = False
+    """The holder keeps nothing for it, so that any number of turns may use it: a take leaves it where it is."""
     behind: int = 0
     """Estimated tokens of the turns since D kept the blocks, which left no handle of their own."""
     keys: tuple[bytes, ...] = ()
@@ -122,6 +124,7 @@ class Entry:
             remote_tokens=handle["remote_num_tokens"],
             groups=len(handle["remote_block_ids"]),
             rank=data_parallel_rank(handle),
+            shared=is_unpinned(handle),
             sent=sent,
             identity=identity,
             ticket=ticket,
@@ -183,17 +186,19 @@ class HandleStore(Protocol):
         """Let go of everything."""
 
     def open(self, keys: Sequence[bytes], now: float) -> Opened | Awaitable[Opened]:
-        """A turn starts. Give it a number, higher than every earlier one, and remove the first live entry that one of
-        `keys` leads to, with all its keys: at most one turn gets it."""
+        """A turn starts. Give it a number, higher than every earlier one, and take the first live entry that one of
+        `keys` leads to: with all its keys, so that at most one turn gets it, unless it is shared."""
 
     def put(self, entry: Entry, keys: Sequence[bytes], now: float) -> PutResult | Awaitable[PutResult]:
         """Keep a handle under those of `keys` that no newer turn holds."""
 
     def spent(self, entry: Entry) -> None:
-        """A taken handle was sent: its blocks are given back by the read, so they no longer count as pinned."""
+        """A taken handle was sent: its blocks are given back by the read, so they no longer count as pinned. Nothing to
+        do for a shared one."""
 
     def forget(self, keys: Sequence[bytes]) -> Awaitable[None] | None:
-        """Drop what `keys` lead to: the conversation went on without a handle."""
+        """Drop what `keys` lead to: the conversation went on without a handle. A shared one stays: it is of a part of the
+        conversation that is still true."""
 
     def purge_holder(self, holder: str, now: float) -> int:
         """Hand out no handle any more of an engine whose process is gone; how many were dropped for it."""

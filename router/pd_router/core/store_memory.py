@@ -1,7 +1,8 @@
 """The handle store of one router process, bounded in bytes, entries and time.
 
 Synchronous, so that a take cannot be interleaved. Entries arrive in order of time and all live equally long, so the
-oldest is also the next to expire: one ordered dict serves as expiry queue and as eviction order.
+oldest is also the next to expire: one ordered dict serves as expiry queue and as eviction order. Shared entries that
+were used go before all others when room is needed: the turn that used one leaves a longer one.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class MemoryStore:
     _index: dict[bytes, Entry] = field(default_factory=dict)
     _entries: OrderedDict[int, Entry] = field(default_factory=OrderedDict)
     """By `id`, in order of arrival. Not a plain dict: taking from its front walks over all the holes left there."""
+    _used: OrderedDict[int, Entry] = field(default_factory=OrderedDict)
+    """Shared entries that a turn has used, least recently used first."""
     _latest: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
     """Id key → its newest turn, least recently begun first."""
     _bytes: int = 0
@@ -71,7 +74,7 @@ class MemoryStore:
         return self._turn
 
     def take(self, keys: Sequence[bytes], now: float) -> Found | None:
-        """Remove the first live entry that one of `keys` leads to."""
+        """Take the first live entry that one of `keys` leads to."""
         for key in keys:
             entry = self._index.get(key)
             if entry is None:
@@ -79,13 +82,18 @@ class MemoryStore:
             if now - entry.arrived >= self.router_ttl:
                 self._remove(entry, Fate.EXPIRED)
                 continue
-            self._remove(entry, Fate.TAKEN)
+            if entry.shared:
+                self._used[id(entry)] = entry
+                self._used.move_to_end(id(entry))
+            else:
+                self._remove(entry, Fate.TAKEN)
             return Found(entry, key)
         return None
 
     def put(self, entry: Entry, keys: Sequence[bytes], now: float) -> PutResult:
         """See `HandleStore`."""
-        self._pinned.add(entry.holder, entry.arrived, entry.remote_tokens)
+        if not entry.shared:
+            self._pinned.add(entry.holder, entry.arrived, entry.remote_tokens)
         if not keys:
             return PutResult.NO_KEY
         free = tuple([key for key in keys if not self._held_by_newer(key, entry.turn)])
@@ -108,13 +116,14 @@ class MemoryStore:
 
     def spent(self, entry: Entry) -> None:
         """See `HandleStore`."""
-        self._pinned.release(entry.holder, entry.arrived, entry.remote_tokens)
+        if not entry.shared:
+            self._pinned.release(entry.holder, entry.arrived, entry.remote_tokens)
 
     def forget(self, keys: Sequence[bytes]) -> None:
         """See `HandleStore`."""
         for key in keys:
             entry = self._index.get(key)
-            if entry is not None:
+            if entry is not None and not entry.shared:
                 self._remove(entry, Fate.FORGOTTEN)
 
     def purge_holder(self, holder: str, now: float) -> int:
@@ -161,10 +170,11 @@ class MemoryStore:
 
     def _make_room(self, size: int) -> None:
         while self._entries and (len(self._entries) >= self.cap_entries or self._bytes + size > self.cap_bytes):
-            self._remove(next(iter(self._entries.values())), Fate.EVICTED)
+            self._remove(next(iter((self._used or self._entries).values())), Fate.EVICTED)
 
     def _remove(self, entry: Entry, fate: Fate) -> None:
         del self._entries[id(entry)]
+        self._used.pop(id(entry), None)
         for key in entry.keys:
             del self._index[key]
         self._bytes -= entry.size

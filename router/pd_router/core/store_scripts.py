@@ -6,7 +6,8 @@ prefix, which stands for one process of the server (`store_value.prefix`):
 
     <prefix>s        a hash: the highest turn number, the clock, and the era
     <prefix>k<mac>   number of the turn whose handle this key leads to
-    <prefix>e<turn>  the handle: removing it is what spends it, whichever of its keys led there
+    <prefix>e<turn>  the handle: removing it is what spends it, whichever of its keys led there; one that is marked as
+                     shared is not removed
     <prefix>l<mac>   an id's newest turn, so that a late finish does not pass for the newest
 
 Every key has a time to live. The server's clock, in milliseconds, is the one that all routers share. When it is set
@@ -55,13 +56,12 @@ local expired, damaged = 0, 0
 for index, key in ipairs(KEYS) do
   local holder = read(key)
   if holder then
-    redis.call('DEL', key)
     local name = prefix .. 'e' .. holder
     local size = redis.pcall('STRLEN', name)
     local entry = type(size) == 'number' and size <= limit and read(name)
-    redis.call('DEL', name)
+    local stays = false
     if entry then
-      local written, arrived, sent = string.match(entry, '^1|(%d+)|(%d+)|(%d+)|')
+      local mark, written, arrived, sent = string.match(entry, '^([12])|(%d+)|(%d+)|(%d+)|')
       if not written then
         damaged = damaged + 1
       elseif written == whole(era) then
@@ -70,12 +70,14 @@ for index, key in ipairs(KEYS) do
           expired = expired + 1
         else
           found, value = index, entry
-          break
+          stays = mark == '2'
         end
       end
     elseif size ~= 0 then
       damaged = damaged + 1
     end
+    if not stays then redis.call('DEL', key, name) end
+    if found > 0 then break end
   end
 end
 turn = turn + 1
@@ -124,7 +126,7 @@ for _, key in ipairs(free) do
   if old and old ~= whole(number) then
     local name = prefix .. 'e' .. old
     local head = redis.pcall('GETRANGE', name, 0, 1023)
-    local others = type(head) == 'string' and string.match(head, '^1|%d+|%d+|%d+|([^\\n]*)\\n') or ''
+    local others = type(head) == 'string' and string.match(head, '^[12]|%d+|%d+|%d+|([^\\n]*)\\n') or ''
     local reachable = false
     for mac in string.gmatch(others, '[^,]+') do
       if read(prefix .. 'k' .. mac) == old then reachable = true end
@@ -142,8 +144,13 @@ FORGET: Final = """
 local prefix, gone = ARGV[1], 0
 for _, key in ipairs(KEYS) do
   local holder = redis.pcall('GET', key)
-  redis.call('DEL', key)
-  if type(holder) == 'string' then gone = gone + redis.call('DEL', prefix .. 'e' .. holder) end
+  local name = type(holder) == 'string' and prefix .. 'e' .. holder
+  if not name then
+    redis.call('DEL', key)
+  elseif redis.pcall('GETRANGE', name, 0, 1) ~= '2|' then
+    redis.call('DEL', key)
+    gone = gone + redis.call('DEL', name)
+  end
 end
 return gone
 """

@@ -23,7 +23,9 @@ from pd_router.core.store import Entry
 from pd_wire.handle import decoder_handle_fault
 
 _PREFIX_DIGITS: Final = 12
-_FORMAT: Final = b"1"
+_SINGLE: Final = b"1"
+_SHARED: Final = b"2"
+"""Marks that the scripts read: whether a take removes the entry."""
 
 
 Seal = Callable[[bytes], bytes]
@@ -70,7 +72,9 @@ def write_entry(
     entry: Entry, names: list[bytes], era: int, arrived_ms: int, sent_ms: int, writer: str, seal: Seal
 ) -> bytes:
     """One entry. `names`: of its keys. Times are the server's, in ms."""
-    head = b"|".join((_FORMAT, b"%d" % era, b"%d" % arrived_ms, b"%d" % sent_ms, b",".join(names)))
+    head = b"|".join(
+        (_SHARED if entry.shared else _SINGLE, b"%d" % era, b"%d" % arrived_ms, b"%d" % sent_ms, b",".join(names))
+    )
     about = {
         "holder": entry.holder,
         "identity": entry.identity,

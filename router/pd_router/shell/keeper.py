@@ -156,7 +156,8 @@ class Keeper:
             identity=sent.identity if decode.incarnation == sent.incarnation else "",
             ticket=self._ticket,
         )
-        context.guard.retained.add(self._tenant, decode.key, entry.remote_tokens, now)
+        if not entry.shared:
+            context.guard.retained.add(self._tenant, decode.key, entry.remote_tokens, now)
         if entry.rank is not None:
             decode.ranks.add(entry.rank)
         return self._put(entry, prepared, reply, answer_id)

@@ -231,7 +231,7 @@ class Turn:
         if entry is not None:
             self._record.attached(decision.linked_by)
             context.store.spent(entry)
-            if self._tenant is not None:
+            if self._tenant is not None and not entry.shared:
                 context.guard.retained.release(self._tenant, entry.holder, entry.remote_tokens)
         started = context.now()
         work = context.loads.open(member.key, to_compute(prepared, entry))

@@ -101,7 +101,8 @@ class ValkeyStore:
 
     def put(self, entry: Entry, keys: Sequence[bytes], now: float) -> PutResult | Awaitable[PutResult]:
         """See `HandleStore`."""
-        self._pinned.add(entry.holder, entry.arrived, entry.remote_tokens)
+        if not entry.shared:
+            self._pinned.add(entry.holder, entry.arrived, entry.remote_tokens)
         if not keys:
             return PutResult.NO_KEY
         if not self._client.up or entry.ticket is None:
@@ -120,7 +121,7 @@ class ValkeyStore:
 
     def spent(self, entry: Entry) -> None:
         """See `HandleStore`. What another router put stays counted there, until the engine's TTL."""
-        if entry.own:
+        if entry.own and not entry.shared:
             self._pinned.release(entry.holder, entry.arrived, entry.remote_tokens)
 
     def purge_holder(self, holder: str, now: float) -> int:
@@ -169,7 +170,6 @@ class ValkeyStore:
         except DamagedEntry:
             self._damaged(1)
             return None
-        self._fates[Fate.TAKEN] += 1
         entry = Entry.of(
             stored.handle,
             holder=stored.holder,
@@ -183,6 +183,8 @@ class ValkeyStore:
         )
         entry.behind = stored.behind
         entry.own = stored.writer == self._writer
+        if not entry.shared:
+            self._fates[Fate.TAKEN] += 1
         return entry
 
     async def _put(self, entry: Entry, ticket: Ticket, keys: Sequence[bytes]) -> PutResult:

@@ -20,6 +20,11 @@ TTL = 450.0
 ENGINE_TTL = 480.0
 HOLDER = "d1"
 PROCESS = "uid/start"
+SHARED: dict[str, Any] = {
+    "pd_mode": "Unpinned",
+    "pd_moment": "0123456789abcdef-2a",
+    "remote_blocks_expiry_time": None,
+}
 
 
 def handle(host: str = "10.0.0.1", tokens: int = 1000, **more: Any) -> dict[str, Any]:
@@ -322,6 +327,44 @@ class StoreBehaviour:
         assert await store.leave(ID_B, blob="x" * (1 << 20)) is PutResult.TOO_LARGE
         assert store.stats.fates[Fate.TOO_LARGE] == 1
         assert await store.found(ID_A) is not None
+
+    # -- handles to blocks that nobody keeps -----------------------------------------------------
+    async def test_a_shared_handle_stays_for_any_number_of_turns(self) -> None:
+        store = await self.begin()
+        await store.leave(HISTORY_1, ID_A, **SHARED)
+        turns = [await store.open(HISTORY_1, ID_A) for _ in range(3)]
+        assert all(turn.found is not None and turn.found.entry.shared for turn in turns)
+        assert len({turn.turn for turn in turns}) == 3
+        assert await store.found(ID_A) is not None
+        assert store.stats.fates.get(Fate.TAKEN, 0) == 0
+        await store.bench.wait(TTL + 1.0)
+        assert await store.found(HISTORY_1, ID_A) is None
+
+    async def test_a_newer_turn_takes_the_id_over_and_history_still_leads_to_the_fork(self) -> None:
+        store = await self.begin()
+        await store.leave(HISTORY_1, ID_A, host="first", **SHARED)
+        one, other = await store.open(HISTORY_1), await store.open(HISTORY_1)
+        await store.put(other, [HISTORY_2, ID_A], host="second", **SHARED)
+        assert await store.put(one, [b"h" + b"3" * 16, ID_A], host="late", **SHARED) is PutResult.PARTLY_LATE
+        assert await store.found(ID_A) == "second"
+        assert await store.found(HISTORY_1) == "first"
+        assert await store.found(b"h" + b"3" * 16) == "late"
+
+    async def test_a_turn_that_leaves_nothing_takes_no_shared_handle_away(self) -> None:
+        store = await self.begin()
+        await store.leave(HISTORY_1, **SHARED)
+        await store.forget(HISTORY_1)
+        assert await store.found(HISTORY_1) is not None
+        assert store.stats.fates.get(Fate.FORGOTTEN, 0) == 0
+
+    async def test_a_shared_handle_pins_nothing(self) -> None:
+        store = await self.begin()
+        await store.leave(HISTORY_1, **SHARED)
+        await store.leave(HISTORY_2, tokens=70)
+        found = (await store.open(HISTORY_1)).found
+        assert found is not None
+        store.bench.store.spent(found.entry)
+        assert store.stats.pinned_tokens == {"d1": 70}
 
     # -- what engines still hold -----------------------------------------------------------------
     async def test_pinned_tokens_outlive_the_take_until_sent_or_timed_out(self) -> None:

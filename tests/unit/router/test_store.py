@@ -18,6 +18,7 @@ from unit.router.store_behaviour import (
     HISTORY_2,
     ID_A,
     ID_B,
+    SHARED,
     TTL,
     StoreBehaviour,
     entry,
@@ -92,6 +93,21 @@ def test_the_oldest_go_when_they_are_too_big() -> None:
         assert (store.stats(0.0).bytes or 0) <= 40_000
     assert 2 <= (store.stats(0.0).entries or 0) < 10
     assert store.take([b"h%016d" % 39], 40.0) is not None
+
+
+def test_a_shared_handle_that_was_used_goes_before_those_that_were_not() -> None:
+    store = make(cap_entries=3)
+    for number, key in enumerate((HISTORY_1, HISTORY_2, ID_A)):
+        store.put(entry(number, **SHARED), [key], 0.0)
+    store.take([ID_A], 1.0)
+    store.take([HISTORY_2], 2.0)
+    store.put(entry(4, **SHARED), [ID_B], 3.0)
+    store.put(entry(5, **SHARED), [b"h" + b"9" * 16], 3.0)
+    assert store.take([ID_A], 4.0) is None
+    assert store.take([HISTORY_2], 4.0) is None
+    assert store.take([HISTORY_1], 4.0) is not None
+    store.expire(TTL)
+    assert store.stats(TTL).entries == 0
 
 
 def test_what_is_too_big_for_the_cap_evicts_nobody() -> None:

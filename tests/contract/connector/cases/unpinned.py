@@ -11,7 +11,7 @@ TURN = list(range(1000, 1100))
 """Tokens of the turn that D holds: 99 computed, 6 whole blocks of 16."""
 NEXT = [*TURN, *range(3000, 3060)]
 RECOMPUTE = {"kv_load_failure_policy": "recompute"}
-UNPINNED = {"extra": {"pd_retention": "Unpinned"}, **RECOMPUTE}
+UNPINNED = {"extra": {"pd_retention": "Unpinned"}}
 
 
 def case_the_pool_is_free_after_a_turn_and_the_handle_says_when_it_ended(lab: Any) -> None:
@@ -94,11 +94,9 @@ def case_what_is_not_retained_has_no_moment(lab: Any) -> None:
     assert _free(scheduler)
 
 
-def case_several_groups_and_a_failing_policy_fall_back(lab: Any) -> None:
+def case_several_groups_fall_back(lab: Any) -> None:
     from pd_wire.names import MODE_PINNED
 
-    _, handle = _turn(lab, lab.scheduler("decode", extra={"pd_retention": "Unpinned"}))
-    assert handle["pd_mode"] == MODE_PINNED
     side = lab.side("decode", groups=2, **UNPINNED)
     side.bind_block_pool(object())
     handle = lab.decoder_handle(TURN, side=side)
