@@ -148,7 +148,8 @@ def test_the_command_is_vllm_itself_with_libfabric(sample: Sample, role: str) ->
     assert (flags["--tensor-parallel-size"], flags["--max-model-len"]) == ("8", "32768")
     config = json.loads(flags["--kv-transfer-config"])
     assert config["kv_buffer_device"] == "cuda"
-    assert config["kv_load_failure_policy"] == "fail"
+    assert config["kv_load_failure_policy"] == ("recompute" if role == "prefill" else "fail")
+    assert config["kv_connector_extra_config"]["pd_retention"] == "Unpinned"
     extra = config["kv_connector_extra_config"]
     assert (extra["backends"], extra["bidirectional_kv_xfer"]) == (["LIBFABRIC"], True)
     # No shell in between: the engine is the container's first process.

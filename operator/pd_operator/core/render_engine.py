@@ -81,7 +81,7 @@ def render_engine(deployment: PDDeployment, role: Role, endpoint: EngineEndpoint
 
 
 def kv_transfer_config(deployment: PDDeployment, role: Role) -> dict[str, Any]:
-    """The value of `--kv-transfer-config`. Equal on both roles but for `kv_role` and what is done about failed loads."""
+    """The value of `--kv-transfer-config`. Equal on both roles but for role and failed loads."""
     transfer = deployment.spec.kv_transfer
     config: dict[str, Any] = {"kv_connector": names.STOCK_CONNECTOR_CLASS}
     if transfer.connector is Connector.VERIFIED:
@@ -91,7 +91,7 @@ def kv_transfer_config(deployment: PDDeployment, role: Role) -> dict[str, Any]:
             "kv_connector_module_path": names.CONNECTOR_MODULE,
         }
     reuse = transfer.bidirectional is Switch.ENABLED
-    unpinned = reuse and transfer.retention_mode is Retention.UNPINNED
+    unpinned = transfer.retention_mode is Retention.UNPINNED
     policy = transfer.load_failure_policy
     if unpinned and role is Role.PREFILL:
         # Blocks that were overwritten during the read are reported to vLLM as failed loads.

@@ -44,8 +44,8 @@ class KVTransferSpec(SpecModel):
         strict=True,
         ge=20,
         le=86400,
-        description="How long D keeps the blocks of a finished turn with retention Pinned. They cost decode memory until "
-        "they are read or this time is over.",
+        description="How long D keeps the blocks of a finished turn with retention Pinned. They cost decode memory "
+        "until they are read or this time is over.",
     )
     router_ttl_seconds: int | None = Field(
         default=None,
@@ -82,11 +82,11 @@ class KVTransferSpec(SpecModel):
     )
     retention: Retention | None = Field(
         default=None,
-        description="What becomes of a finished turn's blocks on D. Unpinned: they go back to the pool, are the last to be "
-        "taken, and P checks that they are intact after it has read them; decode memory is never held for turns that may "
-        "not come. Pinned: vLLM's own way, D keeps them for decoderBlocksTTLSeconds and admits nothing into that memory. "
-        "Absent: Unpinned with connector Verified, Pinned with Stock. Engines that can't do Unpinned (vLLM before 0.32, "
-        "several KV cache groups, context parallelism) retain Pinned.",
+        description="What becomes of a finished turn's blocks on D. Unpinned: they go back to the pool, are the last "
+        "to be taken, and P makes sure that they are intact after it has read them; decode memory is never held for "
+        "turns that may not come. Pinned: vLLM's own way, D keeps them for decoderBlocksTTLSeconds and admits nothing "
+        "into that memory. Absent: Unpinned with connector Verified, Pinned with Stock. Engines that can't do Unpinned "
+        "(vLLM before 0.32, several KV cache groups, context parallelism) retain Pinned.",
     )
     load_failure_policy: LoadFailurePolicy = Field(
         default=LoadFailurePolicy.FAIL,

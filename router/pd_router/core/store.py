@@ -1,4 +1,4 @@
-"""Where handles wait between two turns: one take per handle that is good for one send, bounded in bytes and time. The port and its values.
+"""Where handles wait between two turns, bounded in bytes and time: a handle that is good for one send is taken once.
 
 Separate from policy: a store knows nothing of proofs or engines, it keeps and hands out. Two implement the port: one in
 this process (`store_memory`), one that several routers share (`shell/valkey_store`). A verb that has to wait returns an
@@ -197,8 +197,8 @@ class HandleStore(Protocol):
         do for a shared one."""
 
     def forget(self, keys: Sequence[bytes]) -> Awaitable[None] | None:
-        """Drop what `keys` lead to: the conversation went on without a handle. A shared one stays: it is of a part of the
-        conversation that is still true."""
+        """Drop what `keys` lead to: the conversation went on without a handle. A shared one stays: it is of the
+        conversation's beginning."""
 
     def purge_holder(self, holder: str, now: float) -> int:
         """Hand out no handle any more of an engine whose process is gone; how many were dropped for it."""

@@ -71,6 +71,7 @@ SAME: dict[str, list[Edit]] = {
     "kvTransfer.decoderBlocksTTLSeconds": [("spec.kvTransfer.decoderBlocksTTLSeconds", 60)],
     "kvTransfer.routerTTLSeconds": [("spec.kvTransfer.routerTTLSeconds", 60)],
     "kvTransfer.recomputeThresholdTokens": [("spec.kvTransfer.recomputeThresholdTokens", 0)],
+    "kvTransfer.retention": [("spec.kvTransfer.retention", "Pinned")],
     "kvTransfer.loadFailurePolicy": [("spec.kvTransfer.loadFailurePolicy", "Recompute")],
 } | {
     f"{role}.{field}": [(f"spec.{role}.{field}", value)]

@@ -117,7 +117,9 @@ def test_differences_from_the_benchmark_in_the_transfer_config(name: str, role: 
     assert "engine_id" not in config
     assert config["kv_connector"] == "PDConnector"
     assert config["kv_connector_module_path"] == "pd_connector.connector"
-    assert config["kv_load_failure_policy"] == "fail"
+    # Nothing is kept on decode, so prefill may find blocks overwritten and computes those again.
+    assert config["pd_retention"] == "Unpinned"
+    assert config["kv_load_failure_policy"] == ("recompute" if role is Role.PREFILL else "fail")
 
 
 @each_example
@@ -159,6 +161,6 @@ def test_only_the_switch_differs_between_the_two_legs(name: str) -> None:
         extra = switched_on["kv_connector_extra_config"]
         assert extra["bidirectional_kv_xfer"] is True
         # Read by nobody without reuse.
-        del extra["kv_recompute_threshold"], extra["decoder_kv_blocks_ttl"]
+        del extra["kv_recompute_threshold"], extra["decoder_kv_blocks_ttl"], extra["pd_retention"]
         extra["bidirectional_kv_xfer"] = False
         assert switched_off == switched_on

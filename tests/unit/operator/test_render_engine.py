@@ -263,5 +263,7 @@ def test_roles_agree_on_everything_but_the_kv_role(
     )
     prefill, decode = (kv_transfer_config(spec, role) for role in Role)
     assert (prefill.pop("kv_role"), decode.pop("kv_role")) == ("kv_producer", "kv_consumer")
+    policies = prefill.pop("kv_load_failure_policy"), decode.pop("kv_load_failure_policy")
+    assert policies == ("fail" if connector == "Stock" else "recompute", "fail")
     assert prefill == decode
     assert "engine_id" not in prefill
