@@ -118,7 +118,7 @@ def test_differences_from_the_benchmark_in_the_transfer_config(name: str, role: 
     assert config["kv_connector"] == "PDConnector"
     assert config["kv_connector_module_path"] == "pd_connector.connector"
     # Nothing is kept on decode, so prefill may find blocks overwritten and computes those again.
-    assert config["pd_retention"] == "Unpinned"
+    assert config["kv_connector_extra_config.pd_retention"] == "Unpinned"
     assert config["kv_load_failure_policy"] == ("recompute" if role is Role.PREFILL else "fail")
 
 
