@@ -265,6 +265,36 @@ async def test_refused_pods_are_told_and_looked_for_until_they_are_there(bench: 
     assert bench.condition("Ready")["reason"] == "AllReady"
 
 
+async def test_what_hinders_a_pods_beginning_is_looked_for_until_it_has_begun(bench: Bench) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    bench.serve_all()
+    await bench.settle(operator)
+    raw = bench.cluster.objects[STATEFUL_SET]
+    bench.cluster.set_status(STATEFUL_SET, {**raw["status"], "readyReplicas": 0})
+    labels = {"pdserving.dev/pddeployment": "qwen", "pdserving.dev/role": "decode"}
+    scheduled = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "True"}]}
+    metadata = {"name": "qwen-decode-0", "namespace": "models", "labels": labels}
+    pod = bench.cluster.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {}, "status": scheduled})
+    await bench.work(operator, 2)
+    assert bench.condition("DecodeReady")["reason"] == "Starting"
+    assert len(operator.wakeups) == 1, "no watch tells of an Event"
+    about = {"uid": pod["metadata"]["uid"]}
+    told = {"reason": "FailedMount", "message": "no such claim", "involvedObject": about, "metadata": {}, "count": 3}
+    bench.cluster.events.append(told)
+    await bench.work(operator)
+    assert bench.condition("DecodeReady")["reason"] == "ContainerNotCreated"
+    assert "pod qwen-decode-0: ContainerNotCreated: FailedMount: no such claim" in bench.condition("Ready")["message"]
+    writes = len(bench.cluster.writes)
+    await bench.work(operator, 3)
+    assert len(bench.cluster.writes) == writes
+    bench.cluster.set_status(Ref("Pod", "models", "qwen-decode-0"), {"phase": "Running"})
+    bench.cluster.serve(STATEFUL_SET)
+    await bench.settle(operator)
+    assert bench.condition("Ready")["reason"] == "AllReady"
+
+
 async def test_events_that_may_not_be_read_keep_nothing_from_its_way(bench: Bench) -> None:
     bench.create()
     operator = await bench.operator()
