@@ -6,14 +6,17 @@ it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from pd_operator.core.observed import Observed, resource_version
 from pd_operator.core.observed_pods import Pod, Trouble, one_line
 from pd_operator.core.reasons import Reason
 
+_UNKNOWN: Final = datetime.fromtimestamp(0, UTC)
 REFUSED: Final = "FailedCreate"
 MADE: Final = "SuccessfulCreate"
 
@@ -22,22 +25,37 @@ BEGUN: Final = frozenset({"Pulling", "Pulled", "Created", "Started"})
 OFTEN: Final = 3
 """How often a hindrance must have been told: the first tries of a mount often fail for a second."""
 
+LATELY: Final = 300.0
+"""Seconds in which a kubelet tells what still fails once more; its longest pause is about two minutes."""
+
+SHOWN: Final = 2
+"""Most hindrances of a pod that are repeated."""
+
 ASKED_PODS: Final = 3
 """Most pods of a role whose Events are asked for at a time, as many as a message names."""
 
 
 def pods_refused(events: Iterable[Mapping[str, Any]]) -> str:
     """The controller's last words when the newest thing that it told is a refusal, else an empty text."""
-    newest = _newest(events, {REFUSED, MADE})
+    told = (event for event in events if event.get("reason") in (REFUSED, MADE))
+    newest = max(told, key=resource_version, default=None)
     return one_line(newest.get("message")) if newest is not None and newest.get("reason") == REFUSED else ""
 
 
 def hindrance(events: Iterable[Mapping[str, Any]]) -> Trouble | None:
-    """What keeps a pod's containers from beginning, in the words of the kubelet or of who attaches volumes."""
-    newest = _newest(events, HINDERED | BEGUN)
-    if newest is None or newest.get("reason") in BEGUN or _times(newest) < OFTEN:
+    """What keeps a pod's containers from beginning, in the words of the kubelet or of who attaches volumes.
+
+    Several volumes may fail in turn, and the newest word would be another one at each look. So everything counts that
+    was told again lately, in an order that stays.
+    """
+    told = sorted((event for event in events if event.get("reason") in HINDERED | BEGUN), key=resource_version)
+    since = max((index + 1 for index, event in enumerate(told) if event.get("reason") in BEGUN), default=0)
+    often = [event for event in told[since:] if _times(event) >= OFTEN]
+    if not often:
         return None
-    return Trouble(Reason.CONTAINER_NOT_CREATED, f"{newest['reason']}: {one_line(newest.get('message'))}")
+    newest = max(map(_last, often))
+    lately = {_words(event) for event in often if (newest - _last(event)).total_seconds() <= LATELY}
+    return Trouble(Reason.CONTAINER_NOT_CREATED, "; ".join(sorted(lately)[:SHOWN]))
 
 
 def pods_to_ask_about(observed: Observed) -> tuple[Pod, ...]:
@@ -54,10 +72,23 @@ def with_hindrances(observed: Observed, found: Mapping[str, Trouble | None]) -> 
     )
 
 
-def _newest(events: Iterable[Mapping[str, Any]], reasons: frozenset[str] | set[str]) -> Mapping[str, Any] | None:
-    return max((event for event in events if event.get("reason") in reasons), key=resource_version, default=None)
+def _words(event: Mapping[str, Any]) -> str:
+    return f"{event['reason']}: {one_line(event.get('message'))}"
 
 
 def _times(event: Mapping[str, Any]) -> int:
-    series = event.get("series") or {}
-    return int(event.get("count") or series.get("count") or 1)
+    return int(event.get("count") or _series(event).get("count") or 1)
+
+
+def _last(event: Mapping[str, Any]) -> datetime:
+    """When it was told last; there are two forms of Events."""
+    for text in (event.get("lastTimestamp"), _series(event).get("lastObservedTime"), event.get("eventTime")):
+        if text:
+            with contextlib.suppress(ValueError):
+                return datetime.fromisoformat(str(text)).astimezone(UTC)
+    return _UNKNOWN
+
+
+def _series(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = event.get("series")
+    return found if isinstance(found, Mapping) else {}

@@ -61,8 +61,8 @@ def test_pods_lack_only_once_the_controller_has_seen_the_spec(seen: int, replica
     assert workload.lacks_pods is lacks
 
 
-def told(reason: str, version: int, count: int, message: str = "") -> dict[str, Any]:
-    return {**event(reason, version, message), "count": count}
+def told(reason: str, version: int, count: int, message: str = "", *, minute: int = 9) -> dict[str, Any]:
+    return {**event(reason, version, message), "count": count, "lastTimestamp": f"2026-01-01T08:{minute:02}:00Z"}
 
 
 MISSING = "hostPath type check failed: /none is not a directory"
@@ -74,11 +74,21 @@ MISSING = "hostPath type check failed: /none is not a directory"
         ([], ""),
         ([told("FailedMount", 9, 3, MISSING)], f"FailedMount: {MISSING}"),
         ([told("FailedMount", 9, 2, MISSING)], ""),
-        ([{**event("FailedMount", 9, "x"), "series": {"count": 4}}], "FailedMount: x"),
+        (
+            [
+                {**event("FailedMount", 9, "x"), "series": {"count": 4, "lastObservedTime": "2026-01-01T08:09:00.5Z"}},
+                told("FailedMount", 8, 3, "old", minute=1),
+            ],
+            "FailedMount: x",
+        ),
         ([event("FailedMount", 9, "x")], ""),
         ([told("FailedAttachVolume", 9, 5, "in use\nelsewhere")], "FailedAttachVolume: in use elsewhere"),
         ([told("FailedCreatePodSandBox", 9, 5, "no address")], "FailedCreatePodSandBox: no address"),
-        ([told("FailedMount", 9, 5, "old"), told("FailedMount", 10, 4, "new")], "FailedMount: new"),
+        ([told("FailedMount", 9, 5, "old", minute=3), told("FailedMount", 10, 4, "new")], "FailedMount: new"),
+        ([told("FailedMount", 9, 5, "b", minute=5), told("FailedMount", 10, 4, "a")], "FailedMount: a; FailedMount: b"),
+        ([told("FailedMount", 9, 5, "b"), told("FailedMount", 8, 4, "a")], "FailedMount: a; FailedMount: b"),
+        ([told("FailedMount", n, 5, word) for n, word in enumerate("dcba")], "FailedMount: a; FailedMount: b"),
+        ([told("FailedMount", 9, 5, "a"), told("FailedMount", 10, 1, "b")], "FailedMount: a"),
         ([told("FailedMount", 9, 5, "old"), told("Pulling", 10, 1)], ""),
         ([told("FailedMount", 9, 5, "this"), told("Scheduled", 10, 1)], "FailedMount: this"),
     ],
