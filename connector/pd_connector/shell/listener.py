@@ -35,10 +35,10 @@ def serve_handshakes(
         except Exception as error:
             if not ready_event.is_set():
                 # It never listened: the port is taken, which no retry mends. vLLM waits for this event, and then
-                # finds the thread ended.
-                ready_event.set()
+                # finds the thread ended: so nothing slow comes after it.
                 logger.exception("The NIXL handshake listener could not start on %s:%s", host, port)
-                raise
+                ready_event.set()
+                return
             logger.warning("A bad frame ended the NIXL handshake listener; listening again: %r", error)
         if stop_event.wait(RETRY_SECONDS):
             return
