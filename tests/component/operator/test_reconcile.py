@@ -119,6 +119,62 @@ async def test_a_repair_that_somebody_comes_between_is_ended_later(bench: Bench,
     assert tries == 3
 
 
+def containers(bench: Bench) -> list[dict[str, Any]]:
+    found = bench.cluster.objects[STATEFUL_SET]["spec"]["template"]["spec"]["containers"]
+    assert isinstance(found, list)
+    return found
+
+
+TEMPLATE = ("spec", "template", "spec")
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["put back", "removed afterwards"])
+async def test_nothing_stays_of_an_item_that_was_renamed_by_hand(bench: Bench, refused: bool) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    patch, before = bench.cluster.patch, bench.cluster.objects[STATEFUL_SET]["spec"]
+
+    async def refusing(ref: Ref, version: str, operations: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        if refused and any(one["op"] == "replace" and one["path"].startswith("/spec") for one in operations):
+            raise ApiError(422, "Invalid", "volumeMounts[0].name: Not found")
+        return await patch(ref, version, operations)
+
+    bench.cluster.patch = refusing  # type: ignore[method-assign]
+    [engine] = containers(bench)
+    added = {"name": "SIDE", "value": "x"}
+    env = [{**one, "name": "OTHER"} if one["name"] == "NIXL_LOG_LEVEL" else one for one in engine["env"]]
+    assert env != engine["env"]
+    sidecar = {"name": "side", "image": "side:1"}
+    bench.cluster.edit(
+        STATEFUL_SET, (*TEMPLATE, "containers"), [sidecar, {**engine, "name": "engine2", "env": [*env, added]}]
+    )
+    await bench.settle(operator)
+    found = {one["name"]: one for one in containers(bench)}
+    assert found.keys() == {"engine", "side"}
+    names = [one["name"] for one in found["engine"]["env"]]
+    # A container that had to be removed takes along what was added in it.
+    assert names == [*(one["name"] for one in engine["env"]), *([] if refused else ["SIDE"])]
+    raw = bench.cluster.objects[STATEFUL_SET]
+    assert [entry["manager"] for entry in raw["metadata"]["managedFields"]] == ["pd-operator"]
+    assert raw["spec"].keys() == before.keys()
+    writes = len(bench.cluster.writes)
+    await operator.resync_once()
+    await bench.settle(operator)
+    assert len(bench.cluster.writes) == writes
+
+
+async def test_what_was_added_stays_when_ours_was_taken_away(bench: Bench) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    [engine] = containers(bench)
+    sidecar = {"name": "side", "image": "side:1", "ports": engine["ports"]}
+    bench.cluster.edit(STATEFUL_SET, (*TEMPLATE, "containers"), [sidecar])
+    await bench.settle(operator)
+    assert containers(bench) == [engine, sidecar]
+
+
 async def test_a_refusal_that_is_no_moved_port_stays_one(bench: Bench) -> None:
     bench.create()
     operator = await bench.operator()
