@@ -55,7 +55,9 @@ class StreamTarget:
     owner: str
     method: str
     source: str
-    """Its argument that yields the engine's outputs."""
+    """Its argument that yields the engine's outputs; for a converter, the chunks of a chat."""
+    converts_chat: bool = False
+    """It makes events of the Messages API from a chat's chunks, and no release passes the handle on there."""
 
 
 STREAM_TARGETS: Final = (
@@ -70,6 +72,13 @@ STREAM_TARGETS: Final = (
         "OpenAIServingCompletion",
         "completion_stream_generator",
         "result_generator",
+    ),
+    StreamTarget(
+        "vllm.entrypoints.anthropic.serving",
+        "AnthropicServingMessages",
+        "message_stream_converter",
+        "generator",
+        converts_chat=True,
     ),
 )
 
@@ -116,8 +125,14 @@ def installed_version() -> str:
 
 
 def handle_in_stream(version: tuple[int, int]) -> bool:
-    """Whether vLLM's API server itself puts the handle into streamed answers."""
+    """Whether vLLM's API server itself puts the handle into streamed chat and completion answers."""
     return version >= HANDLE_IN_STREAM_SINCE
+
+
+def stream_targets(version: tuple[int, int]) -> list[StreamTarget]:
+    """The generators of this version that leave the handle out."""
+    native = handle_in_stream(version)
+    return [target for target in STREAM_TARGETS if target.converts_chat or not native]
 
 
 def hook_faults(scheduler: type, hooks: Mapping[str, Sequence[str]] = SCHEDULER_HOOKS) -> list[str]:

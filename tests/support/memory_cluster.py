@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from pd_operator.core.observed import HAND_OVER_MANAGER, MANAGER, REPAIR_MANAGER
 from pd_operator.core.observed_kinds import DEPLOYMENTS, EVENTS, Kind, Ref, kind_named
 from pd_operator.shell.api import ApiError
 
-_ITEM_KEYS: Final = (("name",), ("uid",), ("containerPort", "protocol"), ("port", "protocol"))
+_ITEM_KEYS: Final = (("mountPath",), ("containerPort", "protocol"), ("port", "protocol"), ("uid",), ("name",))
+"""Keys by which lists are merged; the first one that all items have counts."""
+
 _NOT_OWNED: Final = ("apiVersion", "kind")
 
 Listener = Callable[[Kind, dict[str, Any], bool], None]
@@ -246,8 +248,9 @@ def _merged(old: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, An
 
 
 def _overlay(below: Any, above: Any) -> Any:
-    if isinstance(below, list) and isinstance(above, list) and all("port" in item for item in (*below, *above)):
-        return _merged_ports(below, above)
+    if isinstance(below, list) and isinstance(above, list):
+        keys = _keys_of([*below, *above])
+        return _copy(above) if keys is None else _merged_items(below, above, keys)
     if not isinstance(below, dict) or not isinstance(above, Mapping):
         return _copy(above)
     result = _copy(below)
@@ -256,16 +259,24 @@ def _overlay(below: Any, above: Any) -> Any:
     return result
 
 
-def _merged_ports(below: list[dict[str, Any]], above: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Ports of a Service are merged by number and protocol, and their names must differ."""
-    keyed = {(item["port"], item.get("protocol", "TCP")): item for item in below}
-    for item in above:
-        key = (item["port"], item.get("protocol", "TCP"))
-        keyed[key] = {**keyed.get(key, {}), **item}
-    found = list(keyed.values())
-    if len({item["name"] for item in found}) < len(found):
+def _merged_items(below: list[dict[str, Any]], above: list[dict[str, Any]], keys: tuple[str, ...]) -> Any:
+    """What we apply in its order, then what others have added. Names of ports must differ."""
+    keyed = {_key(item, keys): item for item in below}
+    ours = {_key(item, keys): _overlay(keyed.get(_key(item, keys)), item) for item in above}
+    found = [*ours.values(), *(item for key, item in keyed.items() if key not in ours)]
+    if "port" in keys and len({item["name"] for item in found}) < len(found):
         raise ApiError(422, "Invalid", "spec.ports[1].name: Duplicate value")
-    return _copy(found)  # type: ignore[no-any-return]
+    return _copy(found)
+
+
+def _keys_of(items: list[Any]) -> tuple[str, ...] | None:
+    if not items or not all(isinstance(item, Mapping) for item in items):
+        return None
+    return next((keys for keys in _ITEM_KEYS if all(keys[0] in item for item in items)), None)
+
+
+def _key(item: Mapping[str, Any], keys: tuple[str, ...]) -> str:
+    return f"k:{json.dumps({key: item.get(key, 'TCP') for key in keys}, separators=(',', ':'))}"
 
 
 def _without(value: Mapping[str, Any], record: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,6 +287,8 @@ def _without(value: Mapping[str, Any], record: Mapping[str, Any], others: Mappin
             kept[key] = _copy(item)
         elif isinstance(item, Mapping) and entry:
             kept[key] = _without(item, entry, other or {})
+        elif isinstance(item, list) and entry and (keys := _keys_of(item)) is not None:
+            kept[key] = _copy([one for one in item if _key(one, keys) not in entry])
     return kept
 
 
@@ -308,17 +321,9 @@ def _record(value: Any) -> dict[str, Any]:
     """The ownership record of an applied value."""
     if isinstance(value, Mapping):
         return {f"f:{key}": _record(item) for key, item in value.items()}
-    if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
-        keys = next((keys for keys in _ITEM_KEYS if all(keys[0] in item for item in value)), None)
-        if keys is not None:
-            return dict(_items(value, keys))
+    if isinstance(value, list) and (keys := _keys_of(value)) is not None:
+        return {_key(item, keys): {".": {}, **_record(item)} for item in value}
     return {}
-
-
-def _items(value: list[Mapping[str, Any]], keys: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for item in value:
-        names = {key: item.get(key, "TCP") for key in keys}
-        yield f"k:{json.dumps(names, separators=(',', ':'))}", {".": {}, **_record(item)}
 
 
 def _without_generation(raw: Mapping[str, Any]) -> dict[str, Any]:

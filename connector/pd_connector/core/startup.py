@@ -28,6 +28,8 @@ class HandleInStream(StrEnum):
 
     NATIVE = "vLLM does it"
     PATCHED = "patched by the plugin"
+    NOT_IN_MESSAGES = "vLLM does it, but not in messages"
+    """From 0.33 on, where the API server has not loaded the plugin."""
     MISSING = "missing"
     UNKNOWN = "unknown"
     """The API server can't be seen from here (another machine started the engine)."""
@@ -131,7 +133,8 @@ def _bidirectional_faults(config: Configuration) -> list[str]:
     if config.role != names.KV_ROLES[names.ROLE_DECODE]:
         # Only a decode engine's stream has to carry the handle.
         return faults
-    if config.rust_frontend and config.stream is not HandleInStream.NATIVE:
+    native = config.stream in (HandleInStream.NATIVE, HandleInStream.NOT_IN_MESSAGES)
+    if config.rust_frontend and not native:
         faults.append(
             "VLLM_USE_RUST_FRONTEND replaces the API server that this plugin patches, and this vLLM does not put the "
             "handle into streamed answers: unset it, use vLLM 0.33, or set bidirectional_kv_xfer to false"

@@ -67,12 +67,14 @@ def check_stream(version: tuple[int, int]) -> Check:
     The API server's modules are read, not imported: that would take as long as starting the server.
     """
     name = "handle in streamed answers"
-    if compat.handle_in_stream(version):
-        return Check(name, HandleInStream.NATIVE.value)
+    native = compat.handle_in_stream(version)
     if os.environ.get("VLLM_USE_RUST_FRONTEND", "").lower() in ("1", "true"):
+        if native:
+            return Check(name, HandleInStream.NOT_IN_MESSAGES.value)
         return Check(name, fault="VLLM_USE_RUST_FRONTEND is set: the plugin can't patch that server; unset it")
-    faults = [fault for target in compat.STREAM_TARGETS if (fault := _target_fault(target))]
-    return Check(name, HandleInStream.PATCHED.value, "; ".join(faults) or None)
+    faults = [fault for target in compat.stream_targets(version) if (fault := _target_fault(target))]
+    seen = HandleInStream.NATIVE if native else HandleInStream.PATCHED
+    return Check(name, seen.value, "; ".join(faults) or None)
 
 
 def check_backend(backend: str) -> Check:

@@ -6,7 +6,7 @@ The worker side is vLLM's own but for what blocks that nobody keeps need: reads,
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Final
 
 from vllm import envs
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -20,6 +20,7 @@ from pd_connector.shell import stream, worker
 from pd_connector.shell.scheduler import PDPullScheduler
 
 logger = init_logger("vllm.pd_connector")
+_RUST_FRONTEND: Final = "VLLM_USE_RUST_FRONTEND"
 
 
 class PDConnector(NixlPullConnector):  # type: ignore[misc]
@@ -48,6 +49,10 @@ class PDConnector(NixlPullConnector):  # type: ignore[misc]
             logger.info("pd_connector is active: vLLM %s, handle in streams: %s", compat.installed_version(), seen)
             if seen is HandleInStream.UNKNOWN:
                 logger.warning("Whether the API server sends KV handles in streams can't be seen from this engine core")
+            elif seen is HandleInStream.NOT_IN_MESSAGES:
+                logger.warning(
+                    "Streamed messages (/v1/messages) get no reuse: the API server has not loaded the plugin"
+                )
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         """vLLM's scheduler shows its block pool."""
@@ -73,14 +78,17 @@ def read_configuration(vllm_config: Any, seen: HandleInStream) -> Configuration:
         extra=transfer.kv_connector_extra_config,
         side_channel_host=envs.VLLM_NIXL_SIDE_CHANNEL_HOST,
         stream=seen,
-        rust_frontend=_is_set(os.environ.get("VLLM_USE_RUST_FRONTEND")),
+        rust_frontend=_is_set(os.environ.get(_RUST_FRONTEND)),
     )
 
 
 def _observe_stream(vllm_config: Any, version: tuple[int, int]) -> HandleInStream:
     parallel = vllm_config.parallel_config
     elsewhere = getattr(parallel, "data_parallel_backend", "mp") == "ray"
-    return stream.observe(version, os.environ, started_elsewhere=elsewhere)
+    seen = stream.observe(version, os.environ, started_elsewhere=elsewhere)
+    if seen is HandleInStream.NATIVE and _is_set(os.environ.get(_RUST_FRONTEND)):
+        return HandleInStream.NOT_IN_MESSAGES
+    return seen
 
 
 def _is_set(value: str | None) -> bool:

@@ -59,24 +59,29 @@ def serve(
         except Exception as error:
             if not ready_event.is_set():
                 # It never listened: the port is taken, which no retry mends. vLLM waits for this event, and then
-                # finds the thread ended.
-                ready_event.set()
+                # finds the thread ended: so nothing slow comes after it.
                 logger.exception("The NIXL handshake listener could not start on %s:%s", host, port)
-                raise
+                ready_event.set()
+                return
             logger.warning("The NIXL handshake listener ended; listening again: %r", error)
         if stop_event.wait(RETRY_SECONDS):
             return
 
 
 def _with_guarded_socket(listen: FunctionType, answer: Answer, ranks: Any) -> Callable[..., None]:
-    """The same code, with a ``zmq_ctx`` whose socket is guarded."""
-    make: Callable[..., Any] = listen.__globals__["zmq_ctx"]
+    """The same code, with a ``zmq_ctx`` that makes a guarded socket."""
 
     @contextmanager
     def guarded(socket_type: Any, address: str) -> Iterator[Any]:
-        with make(socket_type, address) as socket:
-            socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+        context = zmq.Context()
+        try:
+            socket = context.socket(socket_type)
+            socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)  # holds for what is bound afterwards
+            socket.setsockopt(zmq.IPV6, 1)
+            socket.bind(address)
             yield _GuardedSocket(socket, answer, ranks)
+        finally:
+            context.destroy(linger=0)
 
     return FunctionType(listen.__code__, {**listen.__globals__, "zmq_ctx": guarded}, listen.__name__)
 

@@ -26,6 +26,7 @@ _PULL_REASONS: Final = frozenset(
 _CREATE_REASONS: Final = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError"}
 )
+_BEFORE_THE_START: Final = ("ContainerCreating", "PodInitializing")
 ADMIN_PORT: Final = "admin"
 
 
@@ -47,6 +48,8 @@ class Pod:
         admin_port: a router's admin port, 0 for other pods.
         vllm_version: as the self-test found it in the engine's image; empty when it has not said.
         nixl_version: the same of NIXL.
+        not_begun: it has a node and no container of it has begun: volumes are mounted, or a network is made. What
+            goes wrong there stands in no status, see `observed_events`.
     """
 
     namespace: str
@@ -64,6 +67,7 @@ class Pod:
     vllm_version: str = ""
     nixl_version: str = ""
     trouble: Trouble | None = None
+    not_begun: bool = False
 
 
 def observe_pod(raw: Mapping[str, Any]) -> Pod:
@@ -93,6 +97,7 @@ def observe_pod(raw: Mapping[str, Any]) -> Pod:
         vllm_version=_version(found, names.FOUND_VLLM),
         nixl_version=_version(found, names.FOUND_NIXL),
         trouble=None if ready or deleting else diagnose(spec, status),
+        not_begun=not deleting and _not_begun(status),
     )
 
 
@@ -109,6 +114,16 @@ def diagnose(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Trouble | No
         if trouble is not None:
             return trouble
     return None
+
+
+def _not_begun(status: Mapping[str, Any]) -> bool:
+    conditions = {one.get("type"): one.get("status") for one in status.get("conditions") or ()}
+    if status.get("phase") != "Pending" or conditions.get("PodScheduled") != "True":
+        return False
+    if conditions.get("PodReadyToStartContainers") == "True":
+        return False  # Images are pulled, which a status tells.
+    states = [container.get("state") or {} for container in _containers(status)]
+    return all((state.get("waiting") or {}).get("reason") in _BEFORE_THE_START for state in states)
 
 
 def _container_trouble(container: Mapping[str, Any]) -> Trouble | None:

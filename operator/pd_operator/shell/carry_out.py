@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from pd_operator.core.observed import observe_child
 from pd_operator.core.observed_kinds import Ref, kind_named
-from pd_operator.core.plan import Apply, Delete, Plan, Refusal, role_of
+from pd_operator.core.plan import Apply, Delete, Plan, Refusal, Why, role_of
 from pd_operator.core.plan_ownership import lost_fields
+from pd_operator.core.plan_renames import Rename, removals, renamed_items
 from pd_operator.core.plan_repair import moved_items, without_claims
 from pd_operator.core.reasons import Reason
 from pd_operator.shell.api import ApiError, ClusterApi
@@ -99,12 +100,16 @@ class Hands:
     async def _apply(self, action: Apply) -> None:
         if action.hand_over is not None and action.uid is not None:
             await self._api.hand_over(action.hand_over, action.uid)
+        renames = await self._put_back_names(action) if action.why is Why.EDITED else ()
         try:
             raw = await self._api.apply(action.manifest, action.uid)
         except ApiError as error:
             if error.status != UNPROCESSABLE or not await self._clear_the_way(action):
                 raise
             raw = await self._api.apply(action.manifest, action.uid)
+        doubles = removals(renames, raw)
+        if doubles:
+            raw = await self._api.patch(action.ref, _version(raw), doubles)
         claims = without_claims(raw)
         if claims:
             raw = await self._api.patch(action.ref, _version(raw), claims)
@@ -117,6 +122,25 @@ class Hands:
             # Applied with force and still not ours: an admission webhook rewrites it, or the server is too old for it.
             logger.warning("%s in %s: the server does not keep %s", action.ref, action.ref.namespace, sorted(lost))
             self.not_kept[child.uid] = lost
+
+    async def _put_back_names(self, action: Apply) -> tuple[Rename, ...]:
+        """Give renamed items their names again, before an apply would add ours beside them.
+
+        Returns what could not be put back at once, such as a volume that is mounted by its other name: it has to be
+        removed after the apply.
+        """
+        live = await self._api.get(action.ref)
+        renames = renamed_items(action.manifest, live) if live is not None else ()
+        if live is None or not renames or live["metadata"].get("uid") != action.uid:
+            return ()
+        self._log("%s: %s renamed by hand", action.ref, ", ".join(f"{one.wanted} is {one.now}" for one in renames))
+        try:
+            await self._api.patch(action.ref, _version(live), [step for one in renames for step in one.put_back()])
+        except ApiError as error:
+            if error.status != UNPROCESSABLE:
+                raise
+            return renames
+        return ()
 
     async def _clear_the_way(self, action: Apply) -> bool:
         """After a refusal: put back what an edit by hand has moved. False when it was not that."""

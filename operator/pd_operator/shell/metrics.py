@@ -15,8 +15,9 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self.reconciles = Counter(
             "pd_operator_reconciles",
-            "Reconciles by result: settled, waiting (a child or pod is refused), soon (the API server is not "
-            "ready for it), invalid (bad spec), standing_back (another operator's), gone, failed.",
+            "Reconciles by result: settled, beginning (pods have not begun), waiting (a child or pod is refused), "
+            "soon (the API server is not ready for it), invalid (bad spec), standing_back (another operator's), gone, "
+            "failed.",
             ("result",),
             registry=self.registry,
         )

@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from pd_operator.core.observed import Child, Observed, observe_child
-from pd_operator.core.observed_events import pods_refused
-from pd_operator.core.observed_kinds import DEPLOYMENTS, Ref
+from pd_operator.core.observed_events import hindrance, pods_refused, pods_to_ask_about, with_hindrances
+from pd_operator.core.observed_kinds import DEPLOYMENTS, PODS, Ref
 from pd_operator.core.observed_router import RouterAnswer
 from pd_operator.core.parse import parse_deployment
 from pd_operator.core.plan import Refusal, Why, plan, ref_of
@@ -37,11 +37,17 @@ from pd_operator.shell.wakeups import Key
 
 logger = logging.getLogger(__name__)
 
+A_WHILE: Final = 5.0
+"""Seconds until pods that have not begun are looked at again; a kubelet tells a hindrance thrice in about two."""
+
 
 class Result(StrEnum):
-    """How a reconcile ended; WAITING is tried again although nothing failed, SOON without ever longer pauses."""
+    """How a reconcile ended; WAITING is tried again although nothing failed, SOON without ever longer pauses, and
+    BEGINNING after `A_WHILE`: pods begin soon or are hindered, and nothing wakes a reconcile for an Event.
+    """
 
     SETTLED = "settled"
+    BEGINNING = "beginning"
     WAITING = "waiting"
     SOON = "soon"
     INVALID = "invalid"
@@ -108,10 +114,10 @@ class Reconciler:
                 return Result.WAITING  # The question was not written, so nobody can answer it.
             self._rivals.asked(key, turn)
             return await self._stand_back(observed, news)
-        lacking = await self._report(key, wish, observed, outcome.refusals)
+        result = await self._report(key, wish, observed, outcome.refusals)
         if any(refusal.reason is Reason.WAITING_FOR_API for refusal in outcome.refusals):
             return Result.SOON
-        return Result.WAITING if outcome.refusals or lacking else Result.SETTLED
+        return Result.WAITING if outcome.refusals else result
 
     async def _refuse(self, key: Key, problems: Sequence[Problem], observed: Observed) -> Result:
         turn, news = self._rivals.turn(None, observed)
@@ -165,30 +171,38 @@ class Reconciler:
 
     async def _report(
         self, key: Key, wish: Wish | Sequence[Problem], before: Observed, refusals: Sequence[Refusal]
-    ) -> bool:
-        """Write the status when it differs, judged by what the children are after the writes. True when pods lack."""
+    ) -> Result:
+        """Write the status when it differs, judged by what the children are after the writes."""
         now = self._mirror.observed(key, self._answers())
         if now is None or now.uid != before.uid:
-            return False
+            return Result.SETTLED
         lacking = [child for child in now.mine() if child.ref.kind == "StatefulSet" and _lacks_pods(child)]
         # The spec that was read is what the status is about, even when a newer one has arrived meanwhile.
         raw = {**before.raw, "status": now.raw.get("status")}
-        seen = replace(now, raw=raw, pods_refused={child.ref: await self._why_no_pods(child) for child in lacking})
+        refused = {child.ref: pods_refused(await self._events_about(child.ref, child.uid)) for child in lacking}
+        silent = pods_to_ask_about(now)
+        hindered = {
+            pod.uid: hindrance(await self._events_about(Ref(PODS.name, pod.namespace, pod.name), pod.uid))
+            for pod in silent
+        }
+        seen = with_hindrances(replace(now, raw=raw, pods_refused=refused), hindered)
         status = compute_status(wish, seen, refusals, self._now())
         old = previous_status(seen.raw)
         if seen.raw.get("status") != status.document():
             await self._write_status(seen, old, status)
-        return bool(lacking)
+        if not all(hindered.values()):
+            return Result.BEGINNING
+        return Result.WAITING if lacking or hindered else Result.SETTLED
 
-    async def _why_no_pods(self, child: Child) -> str:
-        """What its controller has told. Not all that is wrong tells itself: nothing wakes a reconcile for an Event."""
+    async def _events_about(self, ref: Ref, uid: str) -> Sequence[Mapping[str, Any]]:
+        """What was told about an object. Without the right to read it, nothing was."""
         try:
-            return pods_refused(await self._api.events_about(child.ref.namespace, child.uid))
+            return await self._api.events_about(ref.namespace, uid)
         except ApiError as error:
             if error.transient:
                 raise
-            logger.info("events of %s in %s can't be read: %s", child.ref, child.ref.namespace, error)
-            return ""
+            logger.info("events of %s in %s can't be read: %s", ref, ref.namespace, error)
+            return ()
 
     async def _write_status(self, seen: Observed, old: PDDeploymentStatus, status: PDDeploymentStatus) -> None:
         ref = _ref(seen)

@@ -25,7 +25,7 @@ from pd_operator.shell.kube_api import KubeApi
 from pd_operator.shell.metrics import Metrics
 from pd_operator.shell.mirror import Mirror
 from pd_operator.shell.options import Options
-from pd_operator.shell.reconcile import Interrupted, Reconciler, Result
+from pd_operator.shell.reconcile import A_WHILE, Interrupted, Reconciler, Result
 from pd_operator.shell.rivals import Rivals
 from pd_operator.shell.router_poll import RouterPoll
 from pd_operator.shell.wakeups import Key, Wakeups
@@ -149,6 +149,8 @@ class Operator:
             self.wakeups.done(key)
         if result is Result.STANDING_BACK:
             self.wakeups.wake(key, self._rivals.wait(key))
+        elif result is Result.BEGINNING:
+            self.wakeups.wake(key, A_WHILE)
 
     def _forget(self, key: Key) -> None:
         if self.mirror.deployment(key) is None:

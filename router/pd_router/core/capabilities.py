@@ -2,8 +2,8 @@
 
 Separate because this is read in vLLM's sources, release by release, and decides what a turn may expect: where a request
 cannot carry params, decode serves it alone; where an answer cannot, decode is told to keep nothing. Chat completions
-and completions have had the field longer than any release that the connector supports; what their streams lack before
-0.33 the connector's plugin adds.
+and completions have had the field longer than any release that the connector supports. What streams lack the plugin
+in the engine adds: to chats and completions before 0.33, to messages in every release.
 """
 
 from __future__ import annotations
@@ -37,14 +37,11 @@ BY_RELEASE: Final = frozenset({Api.RESPONSES, Api.MESSAGES})
 """APIs of which not every engine carries params."""
 EVERYWHERE: Final = Carries(True, True, True)
 NOWHERE: Final = Carries(False, False, False)
-_NOT_IN_STREAMS: Final = Carries(True, True, False)
-"""The converter of a streamed message makes new events and leaves the field out."""
-
 _ALIKE: Final[Mapping[Api, Carries]] = {
     Api.CHAT: EVERYWHERE,
     Api.COMPLETIONS: EVERYWHERE,
     Api.RESPONSES: EVERYWHERE,
-    Api.MESSAGES: _NOT_IN_STREAMS,
+    Api.MESSAGES: EVERYWHERE,
 }
 _OLDER: Final[Mapping[Api, Carries]] = {
     Api.CHAT: EVERYWHERE,

@@ -126,20 +126,16 @@ def choose_decode(
         shunned: engines that no prefill engine can hand over to now; taken all the same when there are no others.
     """
     fit, rejected = _filter(engines, None)
-    if generations is not None:
-        rejected += [
-            (engine.key, "no prefill engine of its generation")
-            for engine in fit
-            if engine.generation not in generations
-        ]
+    if generations is not None and (alone := [engine for engine in fit if engine.generation not in generations]):
+        rejected += [(engine.key, "no prefill engine of its generation") for engine in alone]
         fit = [engine for engine in fit if engine.generation in generations]
-    if any(engine.key not in shunned for engine in fit):
+    if shunned and any(engine.key not in shunned for engine in fit):
         rejected += [(engine.key, "quarantined with every prefill engine") for engine in fit if engine.key in shunned]
         fit = [engine for engine in fit if engine.key not in shunned]
-    mine = next((engine for engine in fit if engine.key == holder), None)
-    if mine is not None:
+    mine = next((engine for engine in fit if engine.key == holder), None) if holder is not None else None
+    if mine is not None and (others := [engine for engine in fit if engine.generation != mine.generation]):
         # P must be of the generation of the D that the handle came from, and this D of P's.
-        rejected += [(engine.key, "other generation") for engine in fit if engine.generation != mine.generation]
+        rejected += [(engine.key, "other generation") for engine in others]
         fit = [engine for engine in fit if engine.generation == mine.generation]
     if not fit:
         return Choice(None, "no decode engine is ready", tuple(rejected))
@@ -179,10 +175,12 @@ def choose_prefill(
     )
     if least.key in no_handoff:
         return Choice(least, "all pairs are in quarantine", tuple(rejected))
-    rejected += [(engine.key, "pair in quarantine: hand-off") for engine in fit if engine.key in no_handoff]
+    if no_handoff:
+        rejected += [(engine.key, "pair in quarantine: hand-off") for engine in fit if engine.key in no_handoff]
     if least.key in no_pull:
         return Choice(least, "no pair that can pull", tuple(rejected))
-    rejected += [(engine.key, "pair in quarantine: pull") for engine in fit if engine.key in no_pull - no_handoff]
+    if no_pull:
+        rejected += [(engine.key, "pair in quarantine: pull") for engine in fit if engine.key in no_pull - no_handoff]
     return Choice(least, "least outstanding tokens", tuple(rejected))
 
 

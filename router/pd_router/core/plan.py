@@ -96,7 +96,7 @@ def plan(prepared: Prepared, decision: Decision, view: View, *, overload: int, b
     entry = decision.entry
     loads = view.loads
     prefills = _untried(view.prefills, view.avoid)
-    no_handoff = view.no_handoff | view.avoid_pairs
+    no_handoff = view.no_handoff | view.avoid_pairs if view.avoid_pairs else view.no_handoff
     decode = choose_decode(
         _untried(view.decodes, view.avoid),
         loads,

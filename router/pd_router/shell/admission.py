@@ -42,10 +42,11 @@ class Admission:
         self._max_inflight = max_inflight
         self._max_queue = max_queue
         self._timeout = timeout
-        self._metrics = metrics
         self._waiting: dict[object, asyncio.Future[None]] = {}
         """By turn, in order of arrival."""
         self.inflight = 0
+        metrics.inflight.set_function(lambda: self.inflight)
+        metrics.queued.set_function(lambda: len(self._waiting))
 
     async def enter(self, turn: object, tenant: str | None = None) -> None:
         """Take a place, waiting for one if need be.
@@ -54,7 +55,7 @@ class Admission:
         `withdraw` was called.
         """
         if self.inflight < self._max_inflight:
-            self._set(self.inflight + 1)
+            self.inflight += 1
             return
         if len(self._waiting) >= self._max_queue:
             raise queue_full(self._max_inflight + self._max_queue, RETRY_AFTER_SECONDS)
@@ -66,7 +67,6 @@ class Admission:
         self._waiting[turn] = place
         self._tenants[turn] = name
         self._places_of[name] += 1
-        self._metrics.queued.set(len(self._waiting))
         try:
             async with asyncio.timeout(self._timeout):
                 await place
@@ -97,7 +97,7 @@ class Admission:
             if not place.done():
                 place.set_result(None)
                 return
-        self._set(self.inflight - 1)
+        self.inflight -= 1
 
     def _forget(self, turn: object) -> None:
         if self._waiting.pop(turn, None) is not None:
@@ -105,11 +105,6 @@ class Admission:
             self._places_of[name] -= 1
             if not self._places_of[name]:
                 del self._places_of[name]
-        self._metrics.queued.set(len(self._waiting))
-
-    def _set(self, inflight: int) -> None:
-        self.inflight = inflight
-        self._metrics.inflight.set(inflight)
 
     def _too_long(self) -> ApiError:
         text = f"No place came free within {self._timeout:g} s. Try again in {RETRY_AFTER_SECONDS} s"

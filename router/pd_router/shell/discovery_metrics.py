@@ -6,16 +6,17 @@ fleet when Prometheus asks.
 
 from __future__ import annotations
 
-from collections import Counter as Count
+from collections import Counter as Tally
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from pd_router.core.placement import Loads
+from pd_router.shell.counts import Counter
 from pd_router.shell.fleet import Fleet
 from pd_router.shell.metrics import RESULTS, Bound, Metrics
 from pd_wire.names import ROLE_DECODE, ROLE_PREFILL
@@ -38,7 +39,7 @@ class DiscoveryMetrics:
 
         def counter(name: str, text: str, label: str, values: tuple[str, ...]) -> Bound:
             metrics.closed[f"pd_router_discovery_{name}.{label}"] = values
-            return Bound(Counter(f"pd_router_discovery_{name}", text, [label], registry=registry), values)
+            return Bound(Counter(f"pd_router_discovery_{name}", text, [label], registry), values)
 
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(f"pd_router_discovery_{name}", text, registry=registry)
@@ -88,7 +89,7 @@ class FleetCollector(Collector):
         )
         for role in ROLES:
             members = self._fleet.of_role(role)
-            count = Count(
+            count = Tally(
                 "draining" if member.draining else "ready" if member.ready else "not_ready" for member in members
             )
             for state in STATES:

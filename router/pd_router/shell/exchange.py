@@ -85,6 +85,7 @@ class Exchange:
 
     __slots__ = (
         "_decoder",
+        "_loop",
         "_waiter",
         "complete",
         "conn",
@@ -99,7 +100,8 @@ class Exchange:
         "status",
     )
 
-    def __init__(self, conn: Wire, deadline: float) -> None:
+    def __init__(self, conn: Wire, deadline: float, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """`loop`: the running one; to ask for it each time costs a system call."""
         self.conn: Wire | None = conn
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
@@ -111,6 +113,7 @@ class Exchange:
         self.failure: LegError | None = None
         self.on_data: Callable[[bytes], None] | None = None
         self.on_end: Callable[[], None] | None = None
+        self._loop = loop
         self._waiter: asyncio.Future[None] | None = None
         self._decoder: Any = None
 
@@ -215,7 +218,7 @@ class Exchange:
             self._wake()
 
     async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = asyncio.Future(loop=self._loop)
         try:
             await self._waiter
         finally:

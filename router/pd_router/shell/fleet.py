@@ -70,6 +70,8 @@ class Fleet:
         self.pairs = Pairs(quarantine)
         """Health of the pairs that these engines make."""
         self._hosts: frozenset[str] | None = None
+        self._views: dict[str, tuple[tuple[Member, Engine], ...]] = {}
+        """By role: the engines as values, their breakers closed. Dropped when a member changes."""
         self._next_incarnation = 0
 
     def add(self, member: Member) -> None:
@@ -78,6 +80,7 @@ class Fleet:
         member.incarnation = self._next_incarnation
         self._members[member.key] = member
         self._hosts = None
+        self._views.clear()
         self._metrics.add_engine(member.role, member.key)
 
     def remove(self, key: str) -> None:
@@ -88,6 +91,7 @@ class Fleet:
         self._next_incarnation = max(self._next_incarnation, member.incarnation + 1)
         member.ready = member.answers = False
         self._hosts = None
+        self._views.clear()
         self._metrics.forget_engine(member.role, key)
         log.info("%s engine %s is gone; %d of its handles purged", member.role, key, purged)
         self._on_gone(member)
@@ -102,19 +106,15 @@ class Fleet:
 
     def snapshot(self, role: str, now: float) -> tuple[Engine, ...]:
         """The engines of a role as plain values."""
+        view = self._views.get(role)
+        if view is None:
+            view = self._views[role] = tuple((member, _engine(member, False)) for member in self.of_role(role))
+        # Between two changes the values are the same, but for the breakers of engines that fail.
         return tuple(
-            Engine(
-                key=member.key,
-                url=member.address.url,
-                role=member.role,
-                generation=member.generation,
-                incarnation=str(member.incarnation),
-                ready=member.ready,
-                draining=member.draining,
-                failing=not member.breaker.allows(now),
-            )
-            for member in self._members.values()
-            if member.role == role
+            [
+                _engine(member, True) if member.breaker.failures and not member.breaker.allows(now) else engine
+                for member, engine in view
+            ]
         )
 
     def ranks(self) -> dict[str, set[int]]:
@@ -160,6 +160,7 @@ class Fleet:
 
     def _settle(self, member: Member) -> None:
         # A pod that is being deleted stops being Ready; it takes no turn for another reason, and that one is told.
+        self._views.clear()
         ready = member.answers and (member.admitted or member.draining)
         if ready != member.ready:
             member.ready = ready
@@ -171,6 +172,7 @@ class Fleet:
         member = self._members[key]
         purged = self._purge(key) if member.role == ROLE_DECODE else 0
         member.incarnation += 1
+        self._views.clear()
         member.ranks.clear()
         self.pairs.forget(key)
         member.witness.broken()
@@ -243,3 +245,16 @@ class Fleet:
         """A pair, shown with its prefill engine."""
         shown = {"decode": pair.decode, "direction": pair.direction.value, "failures": breaker.failures}
         return pair.prefill, {**shown, "state": breaker.state(now), "seconds_left": max(0.0, breaker.until - now)}
+
+
+def _engine(member: Member, failing: bool) -> Engine:
+    return Engine(
+        key=member.key,
+        url=member.address.url,
+        role=member.role,
+        generation=member.generation,
+        incarnation=str(member.incarnation),
+        ready=member.ready,
+        draining=member.draining,
+        failing=failing,
+    )

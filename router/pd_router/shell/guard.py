@@ -10,10 +10,11 @@ import logging
 import ssl
 from typing import Any, Final
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import Gauge
 
 from pd_router.core.settings import Settings
 from pd_router.core.tenant_limits import Meter, Retained, RetainedTokens, TenantMeter
+from pd_router.shell.counts import Counter
 from pd_router.shell.gate import Gate
 from pd_router.shell.metrics import Bound, Metrics
 from pd_router.shell.tls import EngineTls, ListenerTls
@@ -38,7 +39,7 @@ class Guard:
         metrics.closed["pd_router_unauthorized.reason"] = REFUSALS
         metrics.closed["pd_router_tenant_limited.limit"] = LIMITS
         self._refused = Bound(
-            Counter("pd_router_unauthorized", "Requests without a proven principal", ["reason"], registry=registry),
+            Counter("pd_router_unauthorized", "Requests without a proven principal", ["reason"], registry),
             REFUSALS,
         )
         self.limited = Bound(
@@ -46,7 +47,7 @@ class Guard:
                 "pd_router_tenant_limited",
                 "Requests refused, or turns that left no handle, because their tenant was at a limit of its own",
                 ["limit"],
-                registry=registry,
+                registry,
             ),
             LIMITS,
         )

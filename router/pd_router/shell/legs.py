@@ -7,6 +7,7 @@ can help.
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -32,7 +33,7 @@ RETRY_AFTER_SECONDS = 5
 FORWARDED = ("authorization", "x-request-id", "traceparent", "tracestate", "baggage")
 """Request headers that engines may see. Everything else is the router's or the client's own business; above all no
 header that steers an engine."""
-
+_ADDED = tuple(name for name in FORWARDED if name != "x-request-id")
 _HOP_BY_HOP = frozenset(
     {
         b"connection",
@@ -48,6 +49,8 @@ _HOP_BY_HOP = frozenset(
 _OURS = frozenset({b"content-length", b"content-encoding", b"date", b"server", b"x-request-id"})
 _REFUSAL_HEADERS = frozenset({b"retry-after", b"www-authenticate"})
 """All that a client gets of the headers of an engine's refusal."""
+_KNOWN = 256
+"""Results that are remembered: engines send the same few headers, and clients ask for the same few paths."""
 
 
 class LegFailed(Exception):
@@ -95,29 +98,34 @@ def request_head(
 ) -> bytes:
     """The head of a request to an engine. A query in `path` stays here: engines need none, and it is one more place in
     which a client could say what it may not. `rank`: the data-parallel rank that is to serve it."""
-    lines = [
-        f"POST {urlsplit(path).path} HTTP/1.1\r\nhost: {member.address.authority}\r\ncontent-type: application/json\r\n"
-        f"accept-encoding: identity\r\ncontent-length: {length}\r\nx-request-id: {request_id}\r\n"
-    ]
-    lines.extend(f"{name}: {headers[name]}\r\n" for name in FORWARDED if name in headers and name != "x-request-id")
+    head = f"{_begin_head(path, member.address.authority)}{length}\r\nx-request-id: {request_id}\r\n"
+    for name in _ADDED:
+        if name in headers:
+            head += f"{name}: {headers[name]}\r\n"
     if rank is not None:
-        lines.append(f"{RANK_HEADER}: {rank}\r\n")
-    lines.append("\r\n")
-    return "".join(lines).encode("latin-1", "replace")
+        head += f"{RANK_HEADER}: {rank}\r\n"
+    return f"{head}\r\n".encode("latin-1", "replace")
+
+
+@functools.lru_cache(_KNOWN)
+def _begin_head(path: str, authority: str) -> str:
+    return (
+        f"POST {urlsplit(path).path} HTTP/1.1\r\nhost: {authority}\r\ncontent-type: application/json\r\n"
+        "accept-encoding: identity\r\ncontent-length: "
+    )
 
 
 def relayed_headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
     """An engine's response headers that a client may see: no framing, nothing that the connection header names, and no
     header that is called like a field of a handle."""
-    named = {item.strip() for item in exchange.header(b"connection").lower().split(b",")}
-    return [
-        item
-        for item in exchange.headers
-        if item[0] not in _HOP_BY_HOP
-        and item[0] not in _OURS
-        and item[0] not in named
-        and harmless(item[0].decode("latin-1").replace("-", "_"))
-    ]
+    connection = exchange.header(b"connection")
+    named = {item.strip() for item in connection.lower().split(b",")} if connection else ()
+    return [item for item in exchange.headers if _is_relayed(item[0]) and item[0] not in named]
+
+
+@functools.lru_cache(_KNOWN)
+def _is_relayed(name: bytes) -> bool:
+    return name not in _HOP_BY_HOP and name not in _OURS and harmless(name.decode("latin-1").replace("-", "_"))
 
 
 async def prefill(

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from prometheus_client.registry import Collector
 
 from pd_router.core.fields import Api
@@ -21,6 +21,7 @@ from pd_router.core.linking import HISTORY
 from pd_router.core.policy import Drop, NotStored
 from pd_router.core.sse import Ending
 from pd_router.core.store import Fate
+from pd_router.shell.counts import Count, Counter, Histogram
 from pd_router.shell.exchange import Failure
 from pd_wire.names import ID_FIELDS, ROLE_DECODE, ROLE_PREFILL
 
@@ -54,8 +55,8 @@ UNKNOWN: Final = "unknown"
 _LATENCY: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
-class Bound(dict[str, Counter]):
-    """The children of a counter with one label, each looked up once: `labels()` costs more than the increment.
+class Bound(dict[str, Count]):
+    """The series of a counter with one label, each looked up once.
 
     All of them exist from the start, since Prometheus sees no increase in a series that begins at 1.
     """
@@ -64,26 +65,25 @@ class Bound(dict[str, Counter]):
         super().__init__({str(value): counter.labels(str(value)) for value in values})
         self._counter = counter
 
-    def __missing__(self, value: str) -> Counter:
-        other: Counter = self._counter.labels(OTHER)
-        return other
+    def __missing__(self, value: str) -> Count:
+        return self._counter.labels(OTHER)
 
 
-class BoundPair(dict[tuple[str, str], Counter]):
-    """The same for two labels, of which not every pair occurs; a child is made when it is first asked for."""
+class BoundPair(dict[tuple[str, str], Count]):
+    """The same for two labels, of which not every pair occurs; a series is made when it is first asked for."""
 
     def __init__(self, counter: Counter, first: Iterable[str], second: Iterable[str]) -> None:
         super().__init__()
         self._counter = counter
         self._first, self._second = frozenset(first), frozenset(second)
 
-    def __missing__(self, pair: tuple[str, str]) -> Counter:
+    def __missing__(self, pair: tuple[str, str]) -> Count:
         first, second = pair
         known = first in self._first, second in self._second
-        child: Counter = self._counter.labels(first if known[0] else OTHER, second if known[1] else OTHER)
+        series = self._counter.labels(first if known[0] else OTHER, second if known[1] else OTHER)
         if all(known):
-            self[pair] = child
-        return child
+            self[pair] = series
+        return series
 
 
 class Metrics:
@@ -107,16 +107,16 @@ class Metrics:
         )
         self.drops = self._bound("reuse_drop", "Turns that left the reuse funnel, by reason", reason=_values(Drop))
         self.linked = self._bound("linked", "Handles attached, by what linked the turns", by=(HISTORY, *ID_FIELDS))
-        self.pulled = self._counter(
+        self.pulled = self._single(
             "pulled_tokens", "Prompt tokens that prefill read back from decode, as prefill reports them"
         )
-        self.proven = self._counter("proven_tokens", "Tokens of attached handles that the proof confirmed")
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens, as prefill reports them")
-        self.cached_tokens = self._counter(
+        self.proven = self._single("proven_tokens", "Tokens of attached handles that the proof confirmed")
+        self.prompt_tokens = self._single("prompt_tokens", "Prompt tokens, as prefill reports them")
+        self.cached_tokens = self._single(
             "cached_tokens", "Prompt tokens that prefill did not compute, read back or cached there, as it reports them"
         )
         self.retries = self._pair("retries", "Turns tried again, by what failed", leg=LEGS, reason=LEG_REASONS)
-        self.retries_refused = self._counter(
+        self.retries_refused = self._single(
             "retries_refused", "Turns that ended with their failure because the retry budget was used up"
         )
         self.leg_failures = self._pair("leg_failures", "Legs that failed", leg=LEGS, reason=LEG_REASONS)
@@ -124,7 +124,7 @@ class Metrics:
             "client_disconnects", "Clients that left before their answer was complete, by where the turn was",
             stage=LEFT_AT,
         )  # fmt: skip
-        self.stored = self._counter("handles_stored", "Handles kept for a next turn")
+        self.stored = self._single("handles_stored", "Handles kept for a next turn")
         self.lost = self._bound(
             "handles_lost", "Handles that were spent on a turn which an engine refused, by the leg it refused", leg=LEGS
         )
@@ -149,7 +149,6 @@ class Metrics:
         worker_restarts(self.registry)
         self.inflight = Gauge("pd_router_inflight", "Turns being served", registry=self.registry)
         self.queued = Gauge("pd_router_queued", "Turns waiting for admission", registry=self.registry)
-        # Plain numbers, since a Prometheus child costs a lock each time: a turn would take ten of them.
         self.legs = dict.fromkeys(LEGS, 0)
         legs = Gauge("pd_router_leg_inflight", "Legs being served by an engine", ["leg"], registry=self.registry)
         for leg in LEGS:
@@ -185,8 +184,8 @@ class Metrics:
 
     def funnel_counts(self) -> dict[str, int]:
         """Turns per stage of reuse and tokens pulled since the start, for `/status`."""
-        counts = {stage: _count(self.funnel[stage]) for stage in STAGES}
-        return {**counts, "pulled_tokens": _count(self.pulled)}
+        counts = {stage: self.funnel[stage].value for stage in STAGES}
+        return {**counts, "pulled_tokens": self.pulled.value}
 
     def register(self, collector: Collector) -> None:
         """Add figures that are read at scrape time."""
@@ -202,19 +201,19 @@ class Metrics:
         return BoundPair(self._counter(name, text, *labels), *labels.values())
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"pd_router_{name}", text, labels, registry=self.registry)
+        return Counter(f"pd_router_{name}", text, labels, self.registry)
+
+    def _single(self, name: str, text: str) -> Count:
+        return self._counter(name, text).labels()
 
     def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(f"pd_router_{name}", f"{text}, in seconds", buckets=_LATENCY, registry=self.registry)
+        return Histogram(f"pd_router_{name}", f"{text}, in seconds", _LATENCY, self.registry)
 
 
-def worker_restarts(registry: CollectorRegistry) -> Counter:
+def worker_restarts(registry: CollectorRegistry) -> Count:
     """Stays 0 in a process that serves clients; a supervisor counts."""
-    return Counter("pd_router_worker_restarts", "Workers that ended by themselves and were replaced", registry=registry)
-
-
-def _count(counter: Counter) -> int:
-    return next(int(sample.value) for metric in counter.collect() for sample in metric.samples)
+    text = "Workers that ended by themselves and were replaced"
+    return Counter("pd_router_worker_restarts", text, (), registry).labels()
 
 
 def _values(kind: Iterable[str]) -> tuple[str, ...]:

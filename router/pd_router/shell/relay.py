@@ -112,6 +112,7 @@ class StreamRelay:
         else:
             exchange.on_end = self._end
             await exchange.ended()
+        exchange.on_data = exchange.on_end = None  # or the two would wait for the garbage collector
         if self._keeping is not None:
             await self._keeping
             self._kept()  # waiting for what is done does not wait for its callbacks

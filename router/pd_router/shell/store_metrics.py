@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from pd_router.core.store import HandleStore
 from pd_router.core.store_settings import FailureKind
+from pd_router.shell.counts import Counter
 from pd_router.shell.metrics import Bound, BoundPair, Metrics
 
 OPERATIONS = ("open", "put", "forget")
@@ -74,7 +75,7 @@ class SharedStoreMetrics:
             "pd_router_handle_store_failures",
             "Operations of a shared handle store that failed; the turn went on without",
             ["operation", "kind"],
-            registry=metrics.registry,
+            metrics.registry,
         )
         kinds = tuple(kind.value for kind in FailureKind)
         self.failures = BoundPair(failures, OPERATIONS, kinds)
@@ -82,7 +83,7 @@ class SharedStoreMetrics:
             "pd_router_handle_store_skipped",
             "Operations that were not tried because a shared handle store was down",
             ["operation"],
-            registry=metrics.registry,
+            metrics.registry,
         )
         self.skipped = Bound(skipped, OPERATIONS)
         metrics.closed |= {

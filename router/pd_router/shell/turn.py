@@ -107,6 +107,7 @@ class Turn:
                 context.admission.leave()
             if self._exchange is not None:
                 self._exchange.abort()
+            responder.on_gone = None  # without this cycle a turn's memory is free at once, and the next one's is warm
             if responder.gone and not responder.finished and self._status == 200:
                 self._status = CLIENT_LEFT
             self._record.finish(self._status)

@@ -35,6 +35,7 @@ class EngineConnection(asyncio.Protocol):
         "exchange",
         "idle_since",
         "lane",
+        "on_body",
         "peer",
         "pool",
         "transport",
@@ -51,6 +52,7 @@ class EngineConnection(asyncio.Protocol):
         self._paused = False
         self._between_chunks = False
         self._parts: list[bytes] = []
+        self.on_body = self._parts.append
         self.lane: Lane | None = None
 
     # -- asyncio.Protocol -----------------------------------------------------------------------
@@ -111,9 +113,6 @@ class EngineConnection(asyncio.Protocol):
             return
         self._keep_alive = self._parser.should_keep_alive()
         exchange.got_head(status)
-
-    def on_body(self, data: bytes) -> None:
-        self._parts.append(data)
 
     def on_chunk_header(self) -> None:
         self._between_chunks = False
@@ -190,6 +189,7 @@ class EnginePool:
         self._where: dict[EngineConnection, Address] = {}
         self.active: set[Exchange] = set()
         self._sweeper: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
 
     def start(self) -> None:
         """Begin watching deadlines. Needs a running loop."""
@@ -211,7 +211,7 @@ class EnginePool:
         Raises LegError when no connection can be made.
         """
         conn = self._take(address) or await self._connect(address)
-        exchange = Exchange(conn, asyncio.get_running_loop().time() + within)
+        exchange = Exchange(conn, self._loop.time() + within, self._loop)
         self.active.add(exchange)
         conn.send(exchange, head, body)
         return exchange
@@ -222,7 +222,7 @@ class EnginePool:
         if len(idle) >= MAX_IDLE_PER_ENGINE:
             conn.close()
             return
-        conn.idle_since = asyncio.get_running_loop().time()
+        conn.idle_since = self._loop.time()
         idle.append(conn)
 
     def forget(self, conn: EngineConnection) -> None:
@@ -244,7 +244,7 @@ class EnginePool:
 
     def _take(self, address: Address) -> EngineConnection | None:
         idle = self._idle[address]
-        limit = asyncio.get_running_loop().time() - IDLE_SECONDS
+        limit = self._loop.time() - IDLE_SECONDS
         while idle:
             conn = idle.pop()
             if conn.transport is not None and not conn.transport.is_closing() and conn.idle_since >= limit:
@@ -253,10 +253,9 @@ class EnginePool:
         return None
 
     async def _connect(self, address: Address) -> EngineConnection:
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout):
-                _, conn = await loop.create_connection(
+                _, conn = await self._loop.create_connection(
                     lambda: EngineConnection(self), address.host, address.port, **self._tls.arguments(address)
                 )
         except TimeoutError as error:
@@ -267,10 +266,9 @@ class EnginePool:
         return conn
 
     async def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            now = loop.time()
+            now = self._loop.time()
             for exchange in list(self.active):
                 if exchange.fresh:
                     exchange.fresh = False

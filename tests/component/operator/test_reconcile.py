@@ -119,6 +119,62 @@ async def test_a_repair_that_somebody_comes_between_is_ended_later(bench: Bench,
     assert tries == 3
 
 
+def containers(bench: Bench) -> list[dict[str, Any]]:
+    found = bench.cluster.objects[STATEFUL_SET]["spec"]["template"]["spec"]["containers"]
+    assert isinstance(found, list)
+    return found
+
+
+TEMPLATE = ("spec", "template", "spec")
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["put back", "removed afterwards"])
+async def test_nothing_stays_of_an_item_that_was_renamed_by_hand(bench: Bench, refused: bool) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    patch, before = bench.cluster.patch, bench.cluster.objects[STATEFUL_SET]["spec"]
+
+    async def refusing(ref: Ref, version: str, operations: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        if refused and any(one["op"] == "replace" and one["path"].startswith("/spec") for one in operations):
+            raise ApiError(422, "Invalid", "volumeMounts[0].name: Not found")
+        return await patch(ref, version, operations)
+
+    bench.cluster.patch = refusing  # type: ignore[method-assign]
+    [engine] = containers(bench)
+    added = {"name": "SIDE", "value": "x"}
+    env = [{**one, "name": "OTHER"} if one["name"] == "NIXL_LOG_LEVEL" else one for one in engine["env"]]
+    assert env != engine["env"]
+    sidecar = {"name": "side", "image": "side:1"}
+    bench.cluster.edit(
+        STATEFUL_SET, (*TEMPLATE, "containers"), [sidecar, {**engine, "name": "engine2", "env": [*env, added]}]
+    )
+    await bench.settle(operator)
+    found = {one["name"]: one for one in containers(bench)}
+    assert found.keys() == {"engine", "side"}
+    names = [one["name"] for one in found["engine"]["env"]]
+    # A container that had to be removed takes along what was added in it.
+    assert names == [*(one["name"] for one in engine["env"]), *([] if refused else ["SIDE"])]
+    raw = bench.cluster.objects[STATEFUL_SET]
+    assert [entry["manager"] for entry in raw["metadata"]["managedFields"]] == ["pd-operator"]
+    assert raw["spec"].keys() == before.keys()
+    writes = len(bench.cluster.writes)
+    await operator.resync_once()
+    await bench.settle(operator)
+    assert len(bench.cluster.writes) == writes
+
+
+async def test_what_was_added_stays_when_ours_was_taken_away(bench: Bench) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    [engine] = containers(bench)
+    sidecar = {"name": "side", "image": "side:1", "ports": engine["ports"]}
+    bench.cluster.edit(STATEFUL_SET, (*TEMPLATE, "containers"), [sidecar])
+    await bench.settle(operator)
+    assert containers(bench) == [engine, sidecar]
+
+
 async def test_a_refusal_that_is_no_moved_port_stays_one(bench: Bench) -> None:
     bench.create()
     operator = await bench.operator()
@@ -260,6 +316,36 @@ async def test_refused_pods_are_told_and_looked_for_until_they_are_there(bench: 
     await bench.work(operator)
     assert bench.condition("DecodeReady")["reason"] == "PodsRefused"
     assert "violates PodSecurity" in bench.condition("Ready")["message"]
+    bench.cluster.serve(STATEFUL_SET)
+    await bench.settle(operator)
+    assert bench.condition("Ready")["reason"] == "AllReady"
+
+
+async def test_what_hinders_a_pods_beginning_is_looked_for_until_it_has_begun(bench: Bench) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    bench.serve_all()
+    await bench.settle(operator)
+    raw = bench.cluster.objects[STATEFUL_SET]
+    bench.cluster.set_status(STATEFUL_SET, {**raw["status"], "readyReplicas": 0})
+    labels = {"pdserving.dev/pddeployment": "qwen", "pdserving.dev/role": "decode"}
+    scheduled = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "True"}]}
+    metadata = {"name": "qwen-decode-0", "namespace": "models", "labels": labels}
+    pod = bench.cluster.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {}, "status": scheduled})
+    await bench.work(operator, 2)
+    assert bench.condition("DecodeReady")["reason"] == "Starting"
+    assert len(operator.wakeups) == 1, "no watch tells of an Event"
+    about = {"uid": pod["metadata"]["uid"]}
+    told = {"reason": "FailedMount", "message": "no such claim", "involvedObject": about, "metadata": {}, "count": 3}
+    bench.cluster.events.append(told)
+    await bench.work(operator)
+    assert bench.condition("DecodeReady")["reason"] == "ContainerNotCreated"
+    assert "pod qwen-decode-0: ContainerNotCreated: FailedMount: no such claim" in bench.condition("Ready")["message"]
+    writes = len(bench.cluster.writes)
+    await bench.work(operator, 3)
+    assert len(bench.cluster.writes) == writes
+    bench.cluster.set_status(Ref("Pod", "models", "qwen-decode-0"), {"phase": "Running"})
     bench.cluster.serve(STATEFUL_SET)
     await bench.settle(operator)
     assert bench.condition("Ready")["reason"] == "AllReady"

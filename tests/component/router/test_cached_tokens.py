@@ -78,11 +78,11 @@ def text_of(api: str, turn: Turn) -> str:
     return str(content[0]["text"])
 
 
-async def two_turns(deployment: Deployment, api: str, stream: bool, first_stream: bool, spec: str) -> list[Turn]:
+async def two_turns(deployment: Deployment, api: str, stream: bool, spec: str) -> list[Turn]:
     turns: list[Turn] = []
     before: list[Any] = []
-    for text, streamed in ((f"{api} {stream} {spec}. {TEXT}", first_stream), ("And then?", stream)):
-        body = body_of(api, text, streamed, before)
+    for text in (f"{api} {stream} {spec}. {TEXT}", "And then?"):
+        body = body_of(api, text, stream, before)
         body["conversation_id"] = f"usage-{api}-{stream}-{spec}"
         headers = {"Authorization": f"Bearer sk-usage-{api}-{stream}-{spec}"}
         turn = await send(deployment, body, headers, path=PATHS[api])
@@ -97,8 +97,7 @@ async def two_turns(deployment: Deployment, api: str, stream: bool, first_stream
 @pytest.mark.parametrize("spec", [OLD, NEW], ids=["old", "new"])
 async def test_the_count_is_that_of_prefill(deploy: Any, spec: Spec, api: str, stream: bool) -> None:
     deployment = await deploy(spec)
-    # A streamed message brings no handle, so the turn before it is whole.
-    turns = await two_turns(deployment, api, stream, stream and api != "messages", str(spec is OLD))
+    turns = await two_turns(deployment, api, stream, str(spec is OLD))
     assert turns[1].pulled > 100
     for turn in turns:
         (prefill,) = turn.prefills
@@ -113,7 +112,7 @@ async def test_the_count_is_that_of_prefill(deploy: Any, spec: Spec, api: str, s
 @pytest.mark.parametrize("api", ["chat", "completions", "messages"])
 async def test_a_count_that_engines_do_not_give_is_not_made_up(deploy: Any, api: str, stream: bool) -> None:
     deployment = await deploy(BLIND)
-    for turn in await two_turns(deployment, api, stream, stream, "blind"):
+    for turn in await two_turns(deployment, api, stream, "blind"):
         cached, prompt = cached_of(api, usage_of(api, turn))
         assert cached is None
         assert prompt == turn.decodes[0].prompt_tokens

@@ -1,7 +1,6 @@
-"""Anthropic's Messages API by its official client: two legs, reuse where the answer brings a handle, nothing leaks.
+"""Anthropic's Messages API by its official client: two legs, reuse from turn to turn, streamed or not, nothing leaks.
 
-No vLLM release sends the handle in a stream of messages (its converter leaves it out): a streamed turn leaves nothing
-for the next one; it can still use what a whole answer left.
+vLLM's converter leaves the handle out of streamed messages; the fake engine puts it where the connector's plugin does.
 """
 
 from __future__ import annotations
@@ -95,32 +94,53 @@ async def test_a_marker_for_a_cache_and_a_line_of_billing_move_and_mean_nothing(
             ]
 
 
-async def test_streamed_turns(deploy: Any) -> None:
+@pytest.mark.parametrize("streams", [(True, True, True, True), (True, False, True, True), (False, True, False, False)])
+async def test_streamed_turns(deploy: Any, streams: tuple[bool, ...]) -> None:
     deployment = await deploy()
-    messages: list[Any] = [{"role": "user", "content": "Streamed. " + TEXT}]
-    async for client in client_of(deployment, "sk-messages-stream"):
-        for _ in range(3):
-            answer = await ask(client, True, messages=messages)
-            assert text_of(answer) == right(deployment, messages=messages)
+    messages: list[Any] = [{"role": "user", "content": f"Streamed {streams}. {TEXT}"}]
+    system = [{"type": "text", "text": "Be kind.", **MARK}]
+    async for client in client_of(deployment, f"sk-messages-stream-{streams}"):
+        for turn, stream in enumerate(streams):
+            answer = await ask(client, stream, messages=messages, system=system)
+            assert text_of(answer) == right(deployment, messages=messages, system=system)
             assert answer.stop_reason == "end_turn"
-            assert answer.usage.cache_read_input_tokens == 0
-            # Its handle would be lost, so decode is told to keep nothing.
+            assert (last_pull(deployment) > 100) is (turn > 0)
+            assert answer.usage.cache_read_input_tokens == last_pull(deployment)
             last = deployment.decode.generates[-1]
-            assert last.params["pd_retain"] is False
-            assert last.request_id not in deployment.decode.connector.retained()
+            assert answer.usage.input_tokens + answer.usage.cache_read_input_tokens == last.prompt_tokens
+            assert last.params.get("pd_retain") is None
+            assert last.request_id in deployment.decode.connector.retained()
+            explained = (await deployment.explain())[-1]
+            assert explained["stored"] == "stored"
+            if turn:
+                assert explained["linked_by"] == "history"
             messages += [{"role": "assistant", "content": text_of(answer)}, {"role": "user", "content": "And then?"}]
 
 
-async def test_a_streamed_turn_uses_what_a_whole_one_left(deploy: Any) -> None:
+async def test_a_streamed_turn_is_found_by_its_id(deploy: Any) -> None:
     deployment = await deploy()
-    messages: list[Any] = [{"role": "user", "content": "Mixed. " + TEXT}]
-    async for client in client_of(deployment, "sk-messages-mixed"):
-        first = await ask(client, False, messages=messages)
-        messages += [{"role": "assistant", "content": text_of(first)}, {"role": "user", "content": "And then?"}]
+    headers = {"X-Session-ID": "streamed-by-id"}
+    first = {"role": "user", "content": "By id. " + TEXT}
+    async for client in client_of(deployment, "sk-messages-id"):
+        await ask(client, True, messages=[first], extra_headers=headers)
+        # The application keeps its own summary instead of the reply.
+        messages: list[Any] = [first, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And?"}]
+        answer = await ask(client, True, messages=messages, extra_headers=headers)
+        assert text_of(answer) == right(deployment, messages=messages)
+        assert last_pull(deployment) > 100
+        assert (await deployment.explain())[-1]["linked_by"] == "session_id"
+
+
+async def test_another_tenants_streamed_turn_is_not_used(deploy: Any) -> None:
+    deployment = await deploy()
+    messages: list[Any] = [{"role": "user", "content": "Tenants. " + TEXT}]
+    async for client in client_of(deployment, "sk-messages-one"):
+        first = await ask(client, True, messages=messages)
+    messages += [{"role": "assistant", "content": text_of(first)}, {"role": "user", "content": "And then?"}]
+    async for client in client_of(deployment, "sk-messages-two"):
         second = await ask(client, True, messages=messages)
         assert text_of(second) == right(deployment, messages=messages)
-        assert last_pull(deployment) > 100
-        assert second.usage.cache_read_input_tokens == last_pull(deployment)
+        assert last_pull(deployment) == 0
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -138,20 +158,21 @@ async def test_tool_use(deploy: Any, stream: bool) -> None:
             {"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in one.content]},
             {"role": "user", "content": [result]},
         ]
-        two = await ask(client, False, messages=messages, tools=TOOLS)
+        two = await ask(client, stream, messages=messages, tools=TOOLS)
         assert text_of(two) == right(deployment, messages=messages, tools=TOOLS)
-        assert (last_pull(deployment) > 100) is not stream
+        assert last_pull(deployment) > 100
 
 
-async def test_thinking(deploy: Any) -> None:
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_thinking(deploy: Any, stream: bool) -> None:
     deployment = await deploy()
     style = AnswerStyle(reasoning="field")
     deployment.decode.default = Behaviour(style=style)
-    messages: list[Any] = [{"role": "user", "content": "Think. " + TEXT}]
+    messages: list[Any] = [{"role": "user", "content": f"Think {stream}. {TEXT}"}]
     thinking = {"type": "enabled", "budget_tokens": 1024}
-    async for client in client_of(deployment, "sk-messages-think"):
+    async for client in client_of(deployment, f"sk-messages-think-{stream}"):
         for turn in range(3):
-            answer = await ask(client, False, messages=messages, max_tokens=2000, thinking=thinking)
+            answer = await ask(client, stream, messages=messages, max_tokens=2000, thinking=thinking)
             assert [block.type for block in answer.content] == ["thinking", "text"]
             body = {"messages": messages, "max_tokens": 2000}
             assert text_of(answer) == right(deployment, style, **body)
@@ -230,13 +251,22 @@ async def test_what_fails_before_content_is_tried_again(deploy: Any, fault: Faul
     deployment.fabric.clock.advance(31)
 
 
-@pytest.mark.parametrize("place", ["first", "extra"])
-async def test_no_handle_of_a_careless_engine_in_a_stream_is_shown(deploy: Any, place: Any) -> None:
+@pytest.mark.parametrize("place", ["first", "content", "finish", "extra", "none"])
+async def test_no_handle_in_a_stream_is_shown(deploy: Any, place: Any) -> None:
     deployment = await deploy()
     deployment.decode.default = Behaviour(handle_on=place)
     messages: list[Any] = [{"role": "user", "content": f"Place {place}. " + TEXT}]
-    async for client in client_of(deployment, f"sk-messages-place-{place}"):
-        assert text_of(await ask(client, True, messages=messages)) == right(deployment, messages=messages)
+    for turn in range(2):
+        body = {"model": "tiny", "max_tokens": 99, "stream": True, "messages": messages}
+        found = await send(deployment, body, {"x-api-key": f"sk-messages-place-{place}"}, path=PATH)
+        assert found.status == 200
+        for word in (b"kv_transfer_params", b"remote_", b"pd_", deployment.decode.connector.engine_id.encode()):
+            assert word not in found.raw, word
+        text = "".join(event["delta"].get("text", "") for event in found.events if "delta" in event)
+        assert text == deployment.right(body, api="messages").content
+        # An event of its own comes before the end, too, and what is found anywhere is kept.
+        assert (found.pulled > 100) is (turn > 0 and place in ("first", "finish", "extra"))
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "And then?"}]
 
 
 @pytest.mark.parametrize("cuts", [1, 7, 64, 1000])
@@ -248,5 +278,9 @@ async def test_a_stream_in_any_pieces_is_the_same(deploy: Any, cuts: int) -> Non
     messages = [{"role": "user", "content": f"Pieces {cuts}. {TEXT}"}]
     body = {"model": "tiny", "max_tokens": 99, "stream": True, "messages": messages}
     turn = await send(deployment, body, {"x-api-key": f"sk-pieces-{cuts}"}, path=PATH)
+    (event,) = (event for event in sent if event.startswith(b"event: message_delta\n"))
+    whole = json.loads(event.split(b"data: ")[1])
+    assert whole.pop("kv_transfer_params")["remote_host"]
+    sent[sent.index(event)] = b"event: message_delta\ndata: " + json.dumps(whole, ensure_ascii=False).encode() + b"\n\n"
     assert turn.raw == b"".join(sent)
     assert json.loads(sent[-1].split(b"data: ")[1])["type"] == "message_stop"

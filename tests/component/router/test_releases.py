@@ -53,7 +53,7 @@ async def test_it_is_shown_to_people(deploy: Any) -> None:
     deployment = await deploy()
     for member in await shown(deployment, "0.32.0"):
         assert member["carries"]["responses"] == {"request": True, "whole": True, "streamed": True}
-        assert member["carries"]["messages"] == {"request": True, "whole": True, "streamed": False}
+        assert member["carries"]["messages"] == {"request": True, "whole": True, "streamed": True}
     old = await deploy(Spec(engine=(("version", "0.28.1"),)))
     for member in await shown(old, "0.28.1"):
         assert member["carries"]["responses"] == {"request": False, "whole": False, "streamed": False}

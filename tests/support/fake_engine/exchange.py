@@ -247,7 +247,7 @@ class Exchange:
                 handle = self._finish(reply)
             carries = event.data is not None and event.kind == behaviour.handle_on and event.kind not in seen
             holder = event.holder if event.holder is not None else event.data
-            if carries and handle is not None and holder is not None and not event.bare:
+            if carries and handle is not None and holder is not None:
                 holder[names.KV_PARAMS] = handle
             data = wire.encode_event(event, behaviour)
             if self.engine.tap is not None:

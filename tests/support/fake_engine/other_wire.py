@@ -1,7 +1,8 @@
 """The bytes of an answer in the Responses and the Messages API: bodies and events as vLLM 0.32 sends them.
 
 Separate from `wire`, which has OpenAI's two older APIs: nothing but the answer's facts is common. The handle of a
-streamed response is in its last event; from a streamed message vLLM's converter leaves it out.
+streamed response is in its last event; of a streamed message in the one with the stop reason, where the connector's
+plugin puts it. How many tokens of the prompt were cached a streamed message says in that event, and not when it starts.
 """
 
 from __future__ import annotations
@@ -220,7 +221,7 @@ def _message_events(reply: Reply, behaviour: Behaviour) -> Iterator[Event]:
         "model": reply.model,
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": _message_usage(reply, 0),
+        "usage": {"input_tokens": reply.prompt_tokens, "output_tokens": 0},
     }
     yield Event("first", {"type": "message_start", "message": start}, "message_start", start)
     blocks: list[tuple[dict[str, Any], str, str, str]] = []
@@ -241,7 +242,7 @@ def _message_events(reply: Reply, behaviour: Behaviour) -> Iterator[Event]:
     usage = _message_usage(reply, len(answer.tokens))
     delta = {"stop_reason": _STOP[finish_reason(answer)], "stop_sequence": None}
     last = {"type": "message_delta", "delta": delta, "usage": usage}
-    yield Event("finish", last, "message_delta", bare=True)
+    yield Event("finish", last, "message_delta")
     if behaviour.handle_on == "extra":
         yield _named("extra", {"type": "ping"})
     yield _named("done", {"type": "message_stop"})

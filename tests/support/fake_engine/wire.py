@@ -26,14 +26,12 @@ class Event:
     Attributes:
         name: of the ``event`` line that some APIs have.
         holder: the object in ``data`` that takes the handle; None means ``data`` itself.
-        bare: takes none.
     """
 
     kind: EventKind
     data: dict[str, Any] | None
     name: str | None = None
     holder: dict[str, Any] | None = None
-    bare: bool = False
 
 
 @dataclass(frozen=True, slots=True)

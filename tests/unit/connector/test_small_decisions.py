@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pd_connector import compat
 from pd_connector.core.backend_log import failure_reason, network_fault
-from pd_connector.core.chunk import with_handle
+from pd_connector.core.chunk import handle_of, message_with_handle, with_handle
 from pd_connector.core.scope import Shape, proof_obstacle, proven_length, pull_obstacle, scope_bytes
 from pd_connector.core.spent import SpentHandles
 from pd_connector.core.verdicts import Check, lines
@@ -94,6 +94,46 @@ def test_generated_text_never_looks_like_a_finish(text: str, reason: str | None)
         assert (edited is None) == (reason is None)
         if edited is not None:
             assert json.loads(edited.removeprefix("data: ")) == {**body, "kv_transfer_params": HANDLE}
+
+
+@given(text=st.text())
+def test_the_handle_of_a_chunk_is_read_back(text: str) -> None:
+    handle = {**HANDLE, "text": text, "remote_num_tokens": 2**63}
+    edited = with_handle(FINISH, handle)
+    assert edited is not None
+    assert handle_of(edited) == handle
+
+
+@given(text=st.text())
+def test_generated_text_never_looks_like_a_handle(text: str) -> None:
+    for content in (text, json.dumps({"kv_transfer_params": {"text": text}})):
+        body = {"choices": [{"delta": {"content": content}, "finish_reason": None}]}
+        assert handle_of(f"data: {json.dumps(body, separators=(',', ':'))}\n\n") is None
+
+
+@pytest.mark.parametrize("chunk", ["data: [DONE]\n\n", "", 'data: {"kv_transfer_params":null}\n\n', FINISH])
+def test_a_chunk_without_a_handle_gives_none(chunk: str) -> None:
+    assert handle_of(chunk) is None
+
+
+STOPPED = 'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{}}\n\n'
+
+
+def test_the_handle_goes_onto_the_event_with_the_stop_reason() -> None:
+    edited = message_with_handle(STOPPED, HANDLE)
+    assert edited is not None
+    assert edited.startswith(STOPPED[: -len("}\n\n")])
+    assert json.loads(edited.removeprefix("event: message_delta\ndata: "))["kv_transfer_params"] == HANDLE
+
+
+@given(text=st.text())
+def test_no_other_event_of_a_message_takes_it(text: str) -> None:
+    for kind in ("message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_stop"):
+        body = {"type": kind, "delta": {"text": text + STOPPED}}
+        for ascii_only in (True, False):
+            event = f"event: {kind}\ndata: {json.dumps(body, separators=(',', ':'), ensure_ascii=ascii_only)}\n\n"
+            assert message_with_handle(event, HANDLE) is None
+    assert message_with_handle(STOPPED.removeprefix("event: message_delta\n"), HANDLE) is None
 
 
 @pytest.mark.parametrize("text", ["0.29.0", "0.30.1", "0.33.1rc2", "0.33.0+cu130", "0.32.0.post1"])

@@ -121,10 +121,15 @@ def test_a_missing_stream_patch_stops_a_decode_engine() -> None:
     assert faults(stream=HandleInStream.MISSING, extra={"bidirectional_kv_xfer": False}) == []
 
 
+def test_without_the_patch_of_messages_alone_an_engine_starts() -> None:
+    assert faults(stream=HandleInStream.NOT_IN_MESSAGES) == []
+
+
 def test_another_frontend_can_not_be_patched() -> None:
     (fault,) = faults(rust_frontend=True)
     assert "VLLM_USE_RUST_FRONTEND" in fault
-    assert faults(rust_frontend=True, stream=HandleInStream.NATIVE) == []
+    for stream in (HandleInStream.NATIVE, HandleInStream.NOT_IN_MESSAGES):
+        assert faults(rust_frontend=True, stream=stream) == []
 
 
 @pytest.mark.parametrize("role", [None, "kv_both", "prefill"])

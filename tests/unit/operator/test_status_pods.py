@@ -149,3 +149,44 @@ def test_the_generation_of_an_engine() -> None:
     labels = {"pdserving.dev/role": "decode", "pdserving.dev/generation": "0123456789"}
     assert observe_pod(raw({}, labels=labels)).generation == "0123456789"
     assert observe_pod(raw({})).generation == ""
+
+
+ON_A_NODE = {"type": "PodScheduled", "status": "True"}
+NOT_BEGUN: dict[str, tuple[dict[str, Any], bool]] = {
+    "no status yet": ({"phase": "Pending", "conditions": [ON_A_NODE]}, True),
+    "creating": (
+        {**container(state=waiting("ContainerCreating")), "phase": "Pending", "conditions": [ON_A_NODE]}, True,
+    ),
+    "initializing": (
+        {**container(state=waiting("PodInitializing")), "phase": "Pending", "conditions": [ON_A_NODE]}, True,
+    ),
+    "not scheduled": ({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False"}]}, False),
+    "pulling": (
+        {
+            **container(state=waiting("ContainerCreating")),
+            "phase": "Pending",
+            "conditions": [ON_A_NODE, {"type": "PodReadyToStartContainers", "status": "True"}],
+        },
+        False,
+    ),
+    "pull failed": (
+        {**container(state=waiting("ErrImagePull")), "phase": "Pending", "conditions": [ON_A_NODE]}, False,
+    ),
+    "an init container runs": (
+        {
+            "initContainerStatuses": [{"name": "connector", "state": {"running": {}}}],
+            **container(state=waiting("PodInitializing")),
+            "phase": "Pending",
+            "conditions": [ON_A_NODE],
+        },
+        False,
+    ),
+    "running": ({**container(state={"running": {}}), "phase": "Running", "conditions": [ON_A_NODE]}, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NOT_BEGUN.values(), ids=NOT_BEGUN.keys())
+def test_a_pod_has_not_begun_while_volumes_or_a_network_may_lack(case: tuple[dict[str, Any], bool]) -> None:
+    status, expected = case
+    assert observe_pod(raw(status)).not_begun is expected
+    assert not observe_pod(raw(status, deletionTimestamp="2026-01-01T00:00:00Z")).not_begun

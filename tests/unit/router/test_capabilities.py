@@ -40,15 +40,14 @@ def test_of_an_old_or_unknown_one_nothing_more_is_believed(version: tuple[int, i
 
 
 @pytest.mark.parametrize("version", [(0, 29), (0, 30), (0, 31), (0, 32), (0, 33), (0, 34), (1, 0)])
-def test_responses_carry_it_everywhere_and_messages_not_in_streams(version: tuple[int, int]) -> None:
-    assert carries(version, Api.RESPONSES) == EVERYWHERE
-    messages = carries(version, Api.MESSAGES)
-    assert messages.request
-    assert messages.answer(stream=False)
-    assert not messages.answer(stream=True)
+def test_responses_and_messages_carry_it_everywhere(version: tuple[int, int]) -> None:
+    for api in (Api.RESPONSES, Api.MESSAGES):
+        assert carries(version, api) == EVERYWHERE
+        assert carries(version, api).answer(stream=True)
 
 
 def test_it_is_described_for_people() -> None:
     shown = describe((0, 32))
-    assert shown["messages"] == {"request": True, "whole": True, "streamed": False}
+    assert shown["messages"] == {"request": True, "whole": True, "streamed": True}
+    assert describe((0, 28))["messages"] == {"request": False, "whole": False, "streamed": False}
     assert shown.keys() == {api.value for api in Api}

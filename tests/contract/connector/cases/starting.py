@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,27 @@ def case_an_unarmed_api_server_is_noticed(lab: Any) -> None:
         seen = [stream.observe(version, environ, started_elsewhere=False) for environ in (armed, {})]
     finally:
         multiprocessing.parent_process = real
-    expected = [HandleInStream.NATIVE] * 2 if native else [HandleInStream.PATCHED, HandleInStream.MISSING]
-    assert seen == expected
+    below = [HandleInStream.PATCHED, HandleInStream.MISSING]
+    assert seen == ([HandleInStream.NATIVE, HandleInStream.NOT_IN_MESSAGES] if native else below)
+
+
+def case_the_self_test_finds_what_is_to_be_patched(lab: Any) -> None:
+    from pd_connector import compat
+    from pd_connector.core.startup import HandleInStream
+    from pd_connector.shell.checks import check_stream
+
+    version = compat.parse_version(lab.version)
+    native = compat.handle_in_stream(version)
+    found = check_stream(version)
+    assert found.fault is None, found
+    assert found.detail == (HandleInStream.NATIVE if native else HandleInStream.PATCHED)
+    real = compat.STREAM_TARGETS
+    try:
+        moved = [dataclasses.replace(target, method="elsewhere") for target in real]
+        compat.STREAM_TARGETS = tuple(moved)  # type: ignore[misc]
+        assert str(check_stream(version).fault).count("elsewhere") == (1 if native else 3)
+    finally:
+        compat.STREAM_TARGETS = real  # type: ignore[misc]
 
 
 def case_the_stream_generators_carry_the_handle(lab: Any) -> None:
@@ -90,6 +110,8 @@ def case_the_stream_generators_carry_the_handle(lab: Any) -> None:
     root = Path(str(vllm.__file__)).parent.parent
     native = compat.handle_in_stream(compat.parse_version(lab.version))
     for target in compat.STREAM_TARGETS:
+        if target.converts_chat:
+            continue  # `streaming` runs it
         tree = ast.parse(root.joinpath(*target.module.split(".")).with_suffix(".py").read_text())
         chunks = [
             call
