@@ -31,17 +31,25 @@ TOOLS = [
 ]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=["Verified", "Stock"])
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=["Unpinned", "Pinned", "Stock"])
 async def pair(request: pytest.FixtureRequest, pairs: Pairs) -> Pair:
-    """One pair per connector; the whole list is played against each."""
-    return await pairs.use(tiny_deployment(request.param), request.param.lower())
+    """One pair per connector and retention; the whole list is played against each."""
+    kind = request.param
+    wanted = tiny_deployment("Stock") if kind == "Stock" else tiny_deployment(retention=kind)
+    return await pairs.use(wanted, kind.lower())
 
 
 @pytest.fixture
-def connector(request: pytest.FixtureRequest) -> str:
-    """`Verified` or `Stock`: the parameter that the pair was started with."""
+def retention(request: pytest.FixtureRequest) -> str:
+    """`Unpinned`, `Pinned` or `Stock`: what the pair was started with."""
     value: str = request.node.callspec.params["pair"]
     return value
+
+
+@pytest.fixture
+def connector(retention: str) -> str:
+    """`Verified` or `Stock`."""
+    return "Stock" if retention == "Stock" else "Verified"
 
 
 async def two_turns(pair: Pair, conversation: str) -> tuple[list[Message], Answer]:
@@ -139,14 +147,14 @@ async def test_an_unsafe_continuation_equals_recompute(pair: Pair, connector: st
     await pair.assert_equals_recompute(answer, messages, **shaping)
 
 
-async def test_a_spent_handle_is_not_sent_again_after_churn(pair: Pair, connector: str) -> None:
+async def test_a_handle_is_sent_as_often_as_it_may_be(pair: Pair, retention: str) -> None:
     messages, _ = await two_turns(pair, "spent")
     both = await asyncio.gather(*(pair.ask(messages, conversation="spent") for _ in range(2)))
-    assert [answer.attached for answer in both].count(True) == (1 if connector == "Verified" else 0)
+    assert [answer.attached for answer in both].count(True) == {"Unpinned": 2, "Pinned": 1, "Stock": 0}[retention]
     for number in range(6):
         await pair.ask([user(pair.text(PROMPT_WORDS))], conversation=f"churn-{number}")
     late = await pair.ask(messages, max_tokens=8)
-    assert not late.attached, late.decision
+    assert late.attached == (retention == "Unpinned"), late.decision
     await pair.assert_equals_recompute(late, messages)
 
 
@@ -221,7 +229,7 @@ async def test_the_comparison_sees_an_edited_history_that_was_answered_from_the_
         assert apart <= TOLERANCE
 
 
-@pytest.mark.parametrize("pair", ["Verified"], indirect=True)
+@pytest.mark.parametrize("pair", ["Pinned"], indirect=True)
 async def test_by_hand_a_spent_handle_is_refused_by_our_connector(pair: Pair) -> None:
     """Nothing in vLLM's own connector could refuse it: there the router's single use alone protects."""
     prompt = [1200 + 13 * place % 5000 for place in range(900)]

@@ -8,6 +8,7 @@ generated tokens must agree within a tolerance. Texts are not compared: bfloat16
 
 from __future__ import annotations
 
+import os
 import random
 import uuid
 from collections.abc import Callable, Sequence
@@ -32,7 +33,7 @@ Message = dict[str, Any]
 
 
 def tiny_deployment(
-    connector: str = "Verified", ttl: int = 300, decodes: int = 1, **router_timeouts: int
+    connector: str = "Verified", ttl: int = 300, decodes: int = 1, retention: str | None = None, **router_timeouts: int
 ) -> PDDeployment:
     """The CPU example with the cached tiny model, and without reuse for requests that name no principal."""
     text = Path(__file__).parents[2].joinpath("examples", "cpu-tiny.yaml").read_text()
@@ -43,7 +44,20 @@ def tiny_deployment(
     spec["router"].setdefault("timeouts", {}).update(router_timeouts)
     spec["decode"]["replicas"] = decodes
     spec["kvTransfer"].update(connector=connector, decoderBlocksTTLSeconds=ttl)
+    if retention is not None:
+        spec["kvTransfer"]["retention"] = retention
     spec["engine"].setdefault("extraArgs", []).extend(["--enable-auto-tool-choice", "--tool-call-parser", "hermes"])
+    return parse_deployment(value)
+
+
+def racing_deployment(block_tokens: int, decode_blocks: int) -> PDDeployment:
+    """The same with small blocks and few of them on decode, and with vLLM's own ways to reset its cache."""
+    wanted = tiny_deployment()
+    value = wanted.model_dump(by_alias=True, mode="json", exclude_none=True)
+    spec = value["spec"]
+    spec["engine"]["blockSize"] = block_tokens
+    spec["decode"]["extraArgs"] = ["--num-gpu-blocks-override", str(decode_blocks)]
+    spec["decode"]["env"] = [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}]
     return parse_deployment(value)
 
 
@@ -77,11 +91,13 @@ class Pair:
     _words: list[str] = field(default_factory=list)
 
     @classmethod
-    async def start(cls, deployment: PDDeployment, log_dir: Path) -> Pair:
-        """Start engines and router; about a minute."""
+    async def start(cls, deployment: PDDeployment, log_dir: Path, racing: Path | None = None) -> Pair:
+        """Start engines and router; about a minute. `racing`: the folder of `tests/support/racing`."""
         env = {}
         if deployment.spec.kv_transfer.connector is Connector.STOCK:
-            env["PYTHONPATH"] = str(Path(__file__).parent / "rested")
+            env["PYTHONPATH"] = _with_customisation("rested")
+        if racing is not None:
+            env = {"PYTHONPATH": _with_customisation("racing"), "PD_TEST_RACE": str(racing)}
         local = LocalDeployment(deployment, LocalOptions(log_dir=log_dir, stop_grace=15, env=env))
         await local.start()
         session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=240))
@@ -167,6 +183,11 @@ def distance(one: Answer, other: Answer) -> float:
     return worst
 
 
+def _with_customisation(name: str) -> str:
+    """PYTHONPATH with a folder whose `sitecustomize` every engine process loads."""
+    return os.pathsep.join(filter(None, (str(Path(__file__).parent / name), os.environ.get("PYTHONPATH"))))
+
+
 def user(text: str) -> Message:
     """A user message."""
     return {"role": "user", "content": text}
@@ -180,11 +201,11 @@ class Pairs:
     _wanted: PDDeployment | None = field(default=None)
     _running: Pair | None = field(default=None)
 
-    async def use(self, deployment: PDDeployment, name: str) -> Pair:
+    async def use(self, deployment: PDDeployment, name: str, racing: Path | None = None) -> Pair:
         """A running pair of exactly this deployment; ``name`` names its log folder if it has to be started."""
         if self._running is None or self._wanted != deployment:
             await self.stop()
-            self._running = await Pair.start(deployment, self.new_folder(name))
+            self._running = await Pair.start(deployment, self.new_folder(name), racing)
             self._wanted = deployment
         return self._running
 

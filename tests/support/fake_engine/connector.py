@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pd_connector.core.admission import Admission, Leg
+from pd_connector.core.notices import marked
+from pd_connector.core.stamps import Stamps
 from pd_wire import names
+from pd_wire.moment import Moment
 from support.fake_engine.answers import BlockContent, next_context, root_context
 from support.fake_engine.blocks import BlockPool, prefix_hashes
 from support.fake_engine.fabric import Fabric
@@ -46,6 +49,7 @@ class ConnectorConfig:
     block_tokens: int = 16
     blocks: int = 1 << 18
     prefix_caching: bool | None = None
+    retention: Literal["Pinned", "Unpinned"] = "Pinned"
     decoder_ttl: float = 480.0
     lease: float = 30.0
     recompute_threshold: int = 64
@@ -67,6 +71,8 @@ class Run:
     blocks: list[int] = field(default_factory=list)
     local: int = 0
     pulled: int = 0
+    gone: int = 0
+    wasted: int = 0
     admission: Admission | None = None
     pulling_from: str | None = None
     read_failed: bool = False
@@ -100,6 +106,7 @@ class Connector:
         self.cut_off: set[str] = set()
         """Names of engines whose blocks can't be read from here, although both engines are well (EL-04)."""
         self._retained: dict[str, Retained] = {}
+        self._stamps = Stamps(config.blocks, secrets.token_hex(8))
         self._clock_offset = secrets.randbelow(1_000_000) + 0.25
         self._verifier = Verifier(config.block_tokens, bidirectional=config.bidirectional)
         fabric.join(self)
@@ -132,6 +139,10 @@ class Connector:
         """Ids behind a retained request, for the judge only: a real reader cannot ask."""
         kept = self._retained.get(request_id)
         return kept.tokens if kept else None
+
+    def intact(self, engine_id: str, moment: Moment, blocks: Sequence[int]) -> int:
+        """The side channel's answer: how many of the leading blocks nobody else got since."""
+        return self._stamps.intact(moment, blocks) if engine_id == self.engine_id else 0
 
     # --- life of a request --------------------------------------------------------------------
 
@@ -266,9 +277,16 @@ class Connector:
             self.counters["expired"] += 1
             raise LoadFailed("Declining expired remote read")
         size = self.config.block_tokens
+        moment = run.admission.moment if run.admission is not None else None
+        if moment is not None:
+            count = self._narrowed(run, remote, params, moment, count)
+            if count <= 0:
+                return
         end = run.local + count
         wanted = -(-end // size) - len(run.blocks)
         source = list(params["remote_block_ids"][0])
+        if moment is not None:
+            source = source[: -(-end // size)]
         if wanted > len(source):
             self.fabric.violate(self.name, f"{wanted} local blocks against {len(source)} remote ones: worker assertion")
             raise LoadFailed("assertion in the worker")
@@ -286,7 +304,19 @@ class Connector:
         run.pulled = count
         self.counters["transfers"] += 1
         self.counters["blocks_pulled"] += wanted
+        if moment is not None:
+            intact = remote.intact(params["remote_engine_id"], moment, params["remote_block_ids"][0]) * size
+            run.pulled = max(0, min(count, intact - run.local))
+            run.wasted = count - run.pulled
+            return
         remote.notified(params["remote_request_id"], self.name, read=True)
+
+    def _narrowed(self, run: Run, remote: Connector, params: Mapping[str, Any], moment: Moment, count: int) -> int:
+        """What is left of ``count`` tokens to be read when the holder was asked."""
+        blocks = params["remote_block_ids"][0]
+        intact = remote.intact(params["remote_engine_id"], moment, blocks)
+        run.gone = (len(blocks) - intact) * self.config.block_tokens
+        return min(count, intact * self.config.block_tokens - run.local)
 
     def _judge_prompt(self, run: Run, prefilled: tuple[int, ...] | None) -> None:
         if prefilled is not None and prefilled[: len(run.tokens)] != tuple(run.tokens):
@@ -299,7 +329,13 @@ class Connector:
         while self.free_blocks() < count:
             self.counters["waits_for_blocks"] += 1
             await asyncio.sleep(0.005)
-        return self.pool.allocate(count)
+        return self._take(count)
+
+    def _take(self, count: int) -> list[int]:
+        taken = self.pool.allocate(count)
+        for number in taken:
+            self._stamps.handed_over(number)
+        return taken
 
     def _compute(self, run: Run, start: int, tokens: Sequence[int]) -> None:
         """Write the KV of positions ``start ..`` behind whatever the blocks in front of them hold."""
@@ -307,7 +343,7 @@ class Connector:
         missing = -(-len(tokens) // size) - len(run.blocks)
         if missing > 0:
             self.expire()
-            run.blocks += self.pool.allocate(missing)
+            run.blocks += self._take(missing)
         for index in range(start // size, -(-len(tokens) // size)):
             first = index * size
             if first >= start:
@@ -323,35 +359,42 @@ class Connector:
     def _own_keys(self, run: Run, admission: Admission, tokens: list[int], *, to_decode: bool) -> dict[str, Any] | None:
         """Our connector's part of the handle; None when it would not keep the blocks."""
         if to_decode:
-            report = report_of(admission, run.local, run.pulled, read_failed=run.read_failed)
+            report = report_of(admission, run.local, run.pulled, run.gone, run.wasted, read_failed=run.read_failed)
             return {} if report is None else {names.REPORT_KEY: report}
-        return self._verifier.prove(tokens, run.model, run.salt) if admission.retain else None
+        return self._verifier.prove(tokens, run.model, run.salt, self.config.retention) if admission.retain else None
 
     def _retain(self, run: Run, tokens: list[int], extra: dict[str, Any], *, to_decode: bool) -> dict[str, Any]:
         config = self.config
         ttl = config.lease if to_decode else config.decoder_ttl
         expiry = self.fabric.clock.now() + ttl
         # vLLM's worker starts a timer only for requests that had a remote flag when they were admitted (HL-09).
+        unpinned = not to_decode and config.mode == "verified" and config.retention == names.MODE_UNPINNED
         tracked = to_decode or config.mode == "verified" or bool(run.params and run.params.get("do_remote_prefill"))
-        self._retained[run.request_id] = Retained(tuple(run.blocks), tuple(tokens), expiry if tracked else None)
+        request_id = run.request_id
+        if unpinned:
+            request_id = marked(request_id)
+            extra = {**extra, names.MOMENT_KEY: str(self._stamps.now)}
+            self.pool.release(run.blocks)
+        else:
+            self._retained[request_id] = Retained(tuple(run.blocks), tuple(tokens), expiry if tracked else None)
         handle: dict[str, Any] = {
             "do_remote_prefill": to_decode,
             "do_remote_decode": not to_decode,
             "remote_block_ids": [list(run.blocks)],
             "remote_engine_id": self.engine_id,
-            "remote_request_id": run.request_id,
+            "remote_request_id": request_id,
             "remote_host": self.host,
             "remote_port": self.port,
             "tp_size": 1,
             "dcp_size": 1,
             "pp_size": 1,
             "remote_num_tokens": len(tokens),
-            "remote_blocks_expiry_time": None if to_decode else expiry + self._clock_offset,
+            "remote_blocks_expiry_time": None if to_decode or unpinned else expiry + self._clock_offset,
             "transfer_mode": "read",
             **config.handle_extras,
             **extra,
         }
-        self.fabric.issue(run.request_id, self.engine_id, handle)
+        self.fabric.issue(request_id, self.engine_id, handle)
         return handle
 
     def _free_retained(self, request_id: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
 from pd_wire import names
-from pd_wire.handle import decoder_handle_fault
+from pd_wire.handle import decoder_handle_fault, is_unpinned
 from support.fake_engine.apis import LIMITS, Api
 from support.fake_engine.fabric import Fabric
 
@@ -113,7 +113,7 @@ def params_breaches(role: Literal["prefill", "decode"], params: Any, fabric: Fab
         yield f"handle {fault}"
         return
     sent_to = fabric.sent(params["remote_request_id"], engine)
-    if len(sent_to) > 1:
+    if len(sent_to) > 1 and not is_unpinned(params):
         yield f"handle used twice: {', '.join(sent_to)}"
 
 

@@ -32,7 +32,7 @@ class Verifier:
         shape = _shape(tokens, model, salt)
         return admit(raw, Prompt(tokens, scope_bytes(shape), pull_obstacle(shape)), self._engine, self._spent)
 
-    def prove(self, tokens: Sequence[int], model: str, salt: str) -> dict[str, Any] | None:
+    def prove(self, tokens: Sequence[int], model: str, salt: str, mode: str) -> dict[str, Any] | None:
         """Keys for the handle of a finished decode turn; None when its blocks could never be used."""
         shape = _shape(tokens, model, salt)
         if proof_obstacle(shape):
@@ -40,19 +40,23 @@ class Verifier:
         shown = proof.prove(tokens, self._engine.block_tokens, self._key, scope_bytes(shape))
         if not shown.blocks:
             return None
-        return {names.PROOF_KEY: proof.encode(shown), names.MODE_KEY: names.MODE_PINNED}
+        return {names.PROOF_KEY: proof.encode(shown), names.MODE_KEY: mode}
 
 
-def report_of(admission: Admission, local: int, pulled: int, *, read_failed: bool = False) -> dict[str, Any] | None:
+def report_of(
+    admission: Admission, local: int, pulled: int, gone: int, wasted: int, *, read_failed: bool = False
+) -> dict[str, Any] | None:
     """What P's answer says about the handle that it was given; counts in tokens."""
     if admission.verdict is None:
         return None
     reason = admission.reason
     if read_failed:
         reason = READ_FAILED
+    elif wasted:
+        reason = "the holder reused blocks while they were read"
     elif admission.may_pull and not pulled:
         reason = "nothing left to read: in the local cache, or below kv_recompute_threshold"
-    return Report(admission.verdict, reason, admission.proven_tokens, local, pulled).as_json()
+    return Report(admission.verdict, reason, admission.proven_tokens, local, pulled, gone, wasted).as_json()
 
 
 def _shape(tokens: Sequence[int], model: str, salt: str) -> Shape:
