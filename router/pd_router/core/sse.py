@@ -58,11 +58,13 @@ class SseFilter:
         "_dialect",
         "_events",
         "_kept",
+        "_letters",
         "_max_event",
         "_max_kept",
         "_overflow",
         "_partial",
         "_read_at",
+        "_token",
         "_transcript",
         "error",
         "handle",
@@ -88,6 +90,9 @@ class SseFilter:
         self._correct = correct
         self._partial = bytearray()
         self._events: list[bytes] = []
+        self._letters: list[bytes] = []
+        """What events said that came after `_events` and differ in their letters only; around them stands `_token`."""
+        self._token = (b"", b"")
         self._kept = 0
         self._overflow = False
         self._max_kept = max_kept
@@ -110,26 +115,38 @@ class SseFilter:
 
         What it returns gives such a read to `write` as it is, keeps its events and says True; any other read it leaves
         alone and says False, and the caller takes it apart and calls `feed`. A closure, because this runs once per
-        token and is most of what a token costs.
+        token and is most of what a token costs. Of an event that is like the one before it, but for plain letters,
+        only those are looked at and kept.
         """
-        partial, events, append = self._partial, self._events, self._events.append
+        partial, events, said = self._partial, self._events, self._letters.append
         counting = self._correct is not None
+        self._settle()
+        before, after = self._token = self._last_token()
+        closing, opens, closes = after + b"\r\n", len(before) + 2, -len(after) - 2
 
         def passed(read: bytes) -> bool:
+            line = read.find(b"\r\n", 1, _SIZE_REACH)
+            whole = _SIZES.get(read[:line]) == len(read) - line - 4
+            if whole and before and read.endswith(closing) and read.startswith(before, line + 2) and not partial:
+                letters = read[line + opens : closes]
+                if b'"' not in letters and b"\\" not in letters and b"\n" not in letters and b"\r" not in letters:
+                    said(letters)
+                    self._kept += len(read)
+                    if self._kept > self._max_kept:
+                        self._drop_kept()
+                    write(read)
+                    return True
             if read[-4:] != b"\n\n\r\n" or NAME in read or ERROR in read or read.endswith(_DONE_CHUNK) or partial:
                 return False
             if counting and USAGE in read:
                 return False
             if b"\\" in read and ESCAPE in read:  # one byte is found several times faster
                 return False
-            line = read.find(b"\r\n", 1, _SIZE_REACH)
-            if _SIZES.get(read[:line]) == len(read) - line - 4:
-                append(read[line + 2 : -2])
-            else:
-                several = _several_chunks(read)
-                if several is None:
-                    return False
-                events.extend(several)
+            several = [read[line + 2 : -2]] if whole else _several_chunks(read)
+            if several is None:
+                return False
+            self._settle()
+            events.extend(several)
             self._kept += len(read)
             if self._kept > self._max_kept:
                 self._drop_kept()
@@ -261,7 +278,24 @@ class SseFilter:
             if self.started:
                 return
 
+    def _last_token(self) -> tuple[bytes, bytes]:
+        """What stands around the letters of the event that came last; empty where it holds none that are plain."""
+        last = self._events[-1] if self._events else b""
+        gap = last.rfind(b"\n\n", 0, -2)
+        event = last if gap < 0 else last[gap + 2 :]
+        if suspicious(event) or USAGE in event:
+            return b"", b""
+        return transcript.around_letters(event) or (b"", b"")
+
+    def _settle(self) -> None:
+        """Make one event of the letters."""
+        if self._letters:
+            before, after = self._token
+            self._events.append(before + b"".join(self._letters) + after)
+            self._letters.clear()
+
     def _keep(self, events: bytes) -> None:
+        self._settle()
         self._events.append(events)
         self._kept += len(events)
         if self._kept > self._max_kept:
@@ -270,10 +304,12 @@ class SseFilter:
     def _drop_kept(self) -> None:
         self._overflow = True
         self._transcript = None
+        self._letters.clear()
         del self._events[:-_TAIL]
         self._kept = 0
 
     def _read(self) -> Transcript:
+        self._settle()
         if self._transcript is None or self._read_at != len(self._events):
             self._transcript = self._dialect.read(self._events)
             self._read_at = len(self._events)

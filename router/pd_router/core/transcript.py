@@ -193,18 +193,24 @@ def _merge_tokens(chunks: Sequence[bytes]) -> bytes:
 def _first_run(events: list[bytes], start: int) -> tuple[int, int, tuple[bytes, bytes]] | None:
     """Where token events begin and end, and what stands before and after their letters."""
     for at in range(start, min(start + _HEAD, len(events))):
-        event = events[at]
-        for marker in _MARKERS:
-            found = event.find(marker)
-            letters = found + len(marker)
-            closing = _STRING_BODY.match(event, letters) if found >= 0 else None
-            if closing is None or closing.end() == letters:
-                continue
-            before, after = event[:letters], event[closing.end() :]
+        envelope = around_letters(events[at])
+        if envelope is not None:
+            before, after = envelope
             end = len(events)
             while end > at + 1 and not (events[end - 1].startswith(before) and events[end - 1].endswith(after)):
                 end -= 1
-            return at, end, (before, after)
+            return at, end, envelope
+    return None
+
+
+def around_letters(event: bytes) -> tuple[bytes, bytes] | None:
+    """What stands before and after the letters of an event that brings a token, or None for another event."""
+    for marker in _MARKERS:
+        found = event.find(marker)
+        letters = found + len(marker)
+        closing = _STRING_BODY.match(event, letters) if found >= 0 else None
+        if closing is not None and closing.end() > letters:
+            return event[:letters], event[closing.end() :]
     return None
 
 

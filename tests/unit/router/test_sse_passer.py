@@ -109,6 +109,9 @@ def test_a_large_event_takes_it_too() -> None:
         pytest.param(chunk(event("a")).replace(b"\r\n", b";x=1\r\n", 1), id="chunk extension"),
         pytest.param(b"1_0\r\n" + b"x" * 14 + b"\n\n\r\n", id="underscore"),
         pytest.param(b"\n\n\r\n", id="no size"),
+        pytest.param(
+            chunk(event("a").replace(b'"a"', b'"a\n: kv_transfer_params\nb"')), id="line of its own among the letters"
+        ),
     ],
 )
 def test_what_is_not_plain_is_left_alone(read: bytes) -> None:
@@ -130,8 +133,20 @@ def test_a_long_stream_is_bounded_and_has_no_reply() -> None:
     passed = stream.passer(lambda _: None)
     for n in range(100):
         assert passed(chunk(event(f"token {n} " + "x" * 50)))
-    assert sum(len(one) for one in stream._events) < 4_000
+    assert sum(len(one) for one in (*stream._events, *stream._letters)) < 4_000
     for last in LAST:
         stream.feed(last)
     assert stream.reply() is None
     assert stream.handle == HANDLE
+
+
+def test_of_tokens_only_the_letters_are_kept() -> None:
+    reads = [chunk(event(text)) for text in ("Hi", " there", "\n", '"', " one", " more", "é", "")]
+    _, stream, taken = relay(reads, short_cut=True)
+    assert taken == len(reads)
+    assert len(stream._events) == 4  # the first, "Hi there", and two with escapes
+    assert stream._letters == [b" one", b" more", "é".encode(), b""]
+    stream.feed(LAST[0])
+    reply = stream.reply()
+    assert reply is not None
+    assert reply.message["content"] == 'HelloHi there\n" one moreé'
