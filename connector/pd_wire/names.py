@@ -38,6 +38,8 @@ MODE_PINNED: Final = "Pinned"
 """The holder keeps the blocks for a fixed time; the first read ends that, so the handle is good for one send."""
 MODE_UNPINNED: Final = "Unpinned"
 """The holder keeps nothing; the reader asks which blocks are still intact, and may do so any number of times."""
+FALLBACK_KEY: Final = "pd_fallback"
+"""Why the holder retains Pinned although it was told Unpinned; absent otherwise."""
 MOMENT_KEY: Final = "pd_moment"
 """In the Unpinned mode, when the turn ended. See `pd_wire.moment`."""
 

@@ -61,6 +61,7 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         )
         self._reading = UnpinnedReading(self.block_size) if self._engine.unpinned_obstacle is None else None
         self._retention: UnpinnedRetention | None = None
+        self._fallback = ""
 
     def _pull_obstacle(self) -> str | None:
         if not self.is_bidirectional_kv_xfer_enabled:
@@ -89,6 +90,7 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         obstacle = self._engine.pull_obstacle or self._engine.proof_obstacle or self._unpinned_obstacle()
         if obstacle:
             logger.warning("Retention is %s, not %s: %s", names.MODE_PINNED, wanted, obstacle)
+            self._fallback = obstacle
             return
         steps = self.vllm_config.max_concurrent_batches - 1
         self._retention = UnpinnedRetention(pool, self.engine_id, steps)
@@ -187,6 +189,8 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             # The worker arms the end of a lease only for requests that it has seen in a batch (HL-09).
             self._reqs_in_batch.add(request.request_id)
         self.pd_ledger.advance(entry, Event.FINISHED_RETAINED if delayed else Event.FINISHED)
+        if delayed and shown is not None and params is not None and self._fallback:
+            params[names.FALLBACK_KEY] = self._fallback
         return delayed, _completed(params, entry, shown, moment)
 
     def has_pending_push_work(self) -> bool:

@@ -23,6 +23,8 @@ class Flow(StrEnum):
     NO_TURNS = "no-turns"
     FLOWING = "flowing"
     STARVED = "starved"
+    REUSED = "reused"
+    """Nothing is pulled because decode has given the blocks to other requests by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,15 @@ class RouterAnswer:
     Attributes:
         reuse: it attaches handles.
         pairs: some generation has a ready prefill and a ready decode engine.
+        retentions: what its ready decode engines do with finished turns' blocks, as far as they have said.
+        fallbacks: why some of them retain Pinned although they were told otherwise.
     """
 
     reuse: bool
     pairs: bool
     flow: Flow = Flow.NO_TURNS
+    retentions: frozenset[str] = frozenset()
+    fallbacks: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,7 @@ class RouterTrack:
     started: float
     attached: int
     pulled_tokens: int
+    gone_tokens: int = 0
 
 
 def read_router(body: Any, track: RouterTrack | None) -> tuple[RouterAnswer, RouterTrack]:
@@ -59,18 +66,36 @@ def read_router(body: Any, track: RouterTrack | None) -> tuple[RouterAnswer, Rou
     funnel = body.get("funnel") or {}
     try:
         attached, pulled, started = int(funnel["attached"]), int(funnel["pulled_tokens"]), float(body["started"])
+        gone = int(funnel.get("gone_tokens", 0))
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a router's status: {error}") from None
     if track is None or track.started != started:
         # Of a process that was busy before we looked, one pulled token speaks for all earlier turns.
-        track = RouterTrack(started, attached if pulled else 0, pulled)
+        track = RouterTrack(started, attached if pulled else 0, pulled, gone)
     elif pulled > track.pulled_tokens:
-        track = RouterTrack(started, attached, pulled)
+        track = RouterTrack(started, attached, pulled, gone)
     if attached - track.attached >= STARVED_AFTER:
-        flow = Flow.STARVED
+        flow = Flow.REUSED if gone > track.gone_tokens else Flow.STARVED
     else:
         flow = Flow.FLOWING if pulled else Flow.NO_TURNS
-    return RouterAnswer(body["reuse"] == "on", _has_pair(body.get("engines") or ()), flow), track
+    engines = body.get("engines") or ()
+    answer = RouterAnswer(
+        body["reuse"] == "on",
+        _has_pair(engines),
+        flow,
+        _said(engines, "retention"),
+        _said(engines, "fallback"),
+    )
+    return answer, track
+
+
+def _said(engines: Any, key: str) -> frozenset[str]:
+    """What ready decode engines have said under a key; a router of an earlier release says nothing."""
+    return frozenset(
+        str(engine[key])
+        for engine in engines
+        if engine.get("ready") and engine.get("role") == names.ROLE_DECODE and engine.get(key)
+    )
 
 
 def _has_pair(engines: Any) -> bool:

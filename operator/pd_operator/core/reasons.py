@@ -81,6 +81,8 @@ class Reason(StrEnum):
     NO_TURNS_YET = "NoTurnsYet"
     NOTHING_PULLED = "NothingPulled"
     """Handles are attached and prefill pulls nothing: the transfer path is broken while answers look well."""
+    BLOCKS_REUSED = "BlocksReused"
+    """Handles are attached and decode has given their blocks to others by then: too little memory for the load."""
     TOKENS_PULLED = "TokensPulled"
 
     # Told as an Event only

@@ -53,7 +53,14 @@ def _active(answers: list[RouterAnswer]) -> Verdict:
         return Verdict(_FALSE, Reason.REUSE_OFF, "a router runs with reuse off")
     if not any(answer.pairs for answer in answers):
         return Verdict(_FALSE, Reason.NO_PAIR, f"routers see {NO_PAIR}")
-    return Verdict(_TRUE, Reason.REUSE_ON, "routers attach handles and have a pair of engines to use them with")
+    message = "routers attach handles and have a pair of engines to use them with"
+    retentions = sorted(frozenset().union(*(answer.retentions for answer in answers)))
+    fallbacks = sorted(frozenset().union(*(answer.fallbacks for answer in answers)))
+    if retentions:
+        message += f"; decode retains {' and '.join(retentions)}"
+    if fallbacks:
+        message += f", because {' and '.join(fallbacks)}"
+    return Verdict(_TRUE, Reason.REUSE_ON, message)
 
 
 def _flowing(answers: list[RouterAnswer]) -> Verdict:
@@ -61,6 +68,12 @@ def _flowing(answers: list[RouterAnswer]) -> Verdict:
     if Flow.STARVED in flows:
         message = "prefill pulls nothing although turns carry a handle; look at the NIXL backend and its transport"
         return Verdict(_FALSE, Reason.NOTHING_PULLED, message)
+    if Flow.REUSED in flows:
+        message = (
+            "prefill pulls nothing: decode has given the blocks of finished turns to other requests by the time of the "
+            "next turn; more decode replicas or memory, or retention Pinned, would keep them"
+        )
+        return Verdict(_FALSE, Reason.BLOCKS_REUSED, message)
     if Flow.FLOWING in flows:
         return Verdict(_TRUE, Reason.TOKENS_PULLED, "prefill pulls tokens from decode")
     return Verdict(_UNKNOWN, Reason.NO_TURNS_YET, "no turn has carried a handle yet")

@@ -22,6 +22,7 @@ _BLOCKING: Final = (
     Reason.POD_FAILED,
     Reason.UNSCHEDULABLE,
     Reason.NOTHING_PULLED,
+    Reason.BLOCKS_REUSED,
 )
 """Reasons that do not go away by waiting, worst first."""
 

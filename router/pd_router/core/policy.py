@@ -11,14 +11,18 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from pd_router.core.linking import HISTORY, kind_of
 from pd_router.core.placement import Engine
 from pd_router.core.request import Prepared
 from pd_router.core.settings import Bypass
 from pd_router.core.store import Entry, Found
+from pd_wire import names
 from pd_wire.handle import decoder_handle_fault
+
+_MAX_TOLD: Final = 200
+"""Characters of an engine's sentence that are shown."""
 
 
 class Drop(StrEnum):
@@ -223,3 +227,9 @@ def _not_proven(prepared: Prepared, entry: Entry, linked_by: str, trust_history:
     if not trust_history or linked_by != HISTORY or entry.inexact is not None or prepared.inexact is not None:
         return Drop.UNPROVEN
     return Drop.SEVERAL_GROUPS if entry.groups > 1 else None
+
+
+def told_retention(handle: Mapping[str, Any]) -> tuple[str, str]:
+    """What a judged handle says of its engine: the mode, "" for a stock engine, and why it isn't the one asked for."""
+    mode, fallback = handle.get(names.MODE_KEY), handle.get(names.FALLBACK_KEY)
+    return (mode if isinstance(mode, str) else "", fallback[:_MAX_TOLD] if isinstance(fallback, str) else "")

@@ -45,6 +45,9 @@ class Member:
     peers: set[str] = field(default_factory=set)
     ranks: set[int] = field(default_factory=set)
     """Data-parallel ranks that handles of this process named; empty when it has one rank."""
+    retention: str = ""
+    """Of a decode engine: what its last handle said about how long its blocks are kept, and why not otherwise."""
+    fallback: str = ""
     breaker: Breaker = field(default_factory=Breaker)
     pulls: dict[Pull, int] = field(default_factory=lambda: dict.fromkeys(Pull, 0))
     """Of a prefill engine: what became of the handles that it was sent."""
@@ -213,6 +216,8 @@ class Fleet:
                 "generation": member.generation,
                 "ready": member.ready and not member.draining,
                 "draining": member.draining,
+                "retention": member.retention,
+                "fallback": member.fallback,
             }
             for member in self._members.values()
         ]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pd_router.core.history import Reply
 from pd_router.core.placement import Engine
 from pd_router.core.plan import Plan
-from pd_router.core.policy import Decision, Drop, NotStored, decide, judge_handle, newest_keys
+from pd_router.core.policy import Decision, Drop, NotStored, decide, judge_handle, newest_keys, told_retention
 from pd_router.core.request import BYTES_PER_TOKEN, Prepared
 from pd_router.core.responses import PREVIOUS
 from pd_router.core.store import Entry, Found, Opened, PutResult, Ticket
@@ -158,6 +158,7 @@ class Keeper:
         )
         if not entry.shared:
             context.guard.retained.add(self._tenant, decode.key, entry.remote_tokens, now)
+        decode.retention, decode.fallback = told_retention(handle)
         if entry.rank is not None:
             decode.ranks.add(entry.rank)
         return self._put(entry, prepared, reply, answer_id)

@@ -9,6 +9,7 @@ was shown before is kept, so that a counter never goes back.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
@@ -112,15 +113,18 @@ def page_of(metrics: Sequence[Metric]) -> bytes:
     return generate_latest(Given(metrics))
 
 
+_TOKENS: Final = {f"pd_router_{name}_total": name for name in ("pulled_tokens", "gone_tokens")}
+
+
 def funnel_of(metrics: Sequence[Metric]) -> dict[str, int]:
     """`Metrics.funnel_counts`, of the whole router."""
-    counts = dict.fromkeys((*STAGES, "pulled_tokens"), 0)
+    counts = dict.fromkeys((*STAGES, *_TOKENS.values()), 0)
     for metric in metrics:
         for sample in metric.samples:
             if sample.name == "pd_router_reuse_stage_total" and sample.labels["stage"] in counts:
                 counts[sample.labels["stage"]] = int(sample.value)
-            elif sample.name == "pd_router_pulled_tokens_total":
-                counts["pulled_tokens"] = int(sample.value)
+            elif sample.name in _TOKENS:
+                counts[_TOKENS[sample.name]] = int(sample.value)
     return counts
 
 

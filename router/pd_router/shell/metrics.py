@@ -110,6 +110,12 @@ class Metrics:
         self.pulled = self._single(
             "pulled_tokens", "Prompt tokens that prefill read back from decode, as prefill reports them"
         )
+        self.gone = self._single(
+            "gone_tokens", "Proven tokens that could not be read back: decode had reused their blocks"
+        )
+        self.wasted = self._single(
+            "wasted_tokens", "Tokens that prefill read back in vain: decode reused their blocks meanwhile"
+        )
         self.proven = self._single("proven_tokens", "Tokens of attached handles that the proof confirmed")
         self.prompt_tokens = self._single("prompt_tokens", "Prompt tokens, as prefill reports them")
         self.cached_tokens = self._single(
@@ -185,7 +191,7 @@ class Metrics:
     def funnel_counts(self) -> dict[str, int]:
         """Turns per stage of reuse and tokens pulled since the start, for `/status`."""
         counts = {stage: self.funnel[stage].value for stage in STAGES}
-        return {**counts, "pulled_tokens": self.pulled.value}
+        return {**counts, "pulled_tokens": self.pulled.value, "gone_tokens": self.gone.value}
 
     def register(self, collector: Collector) -> None:
         """Add figures that are read at scrape time."""

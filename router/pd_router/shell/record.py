@@ -131,6 +131,12 @@ class TurnRecord:
             self._metrics.proven.inc(report.proven_tokens)
         else:
             self.dropped(Drop.REFUSED_BY_PREFILL)
+        if report.gone_tokens:
+            self.fields["gone_tokens"] = report.gone_tokens
+            self._metrics.gone.inc(report.gone_tokens)
+        if report.wasted_tokens:
+            self.fields["wasted_tokens"] = report.wasted_tokens
+            self._metrics.wasted.inc(report.wasted_tokens)
         if report.pulled_tokens > 0:
             self.stage("pulled")
             self._metrics.pulled.inc(report.pulled_tokens)

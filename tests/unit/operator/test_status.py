@@ -375,6 +375,7 @@ REUSE_CASES: dict[str, tuple[tuple[Pod, ...], dict[str, RouterAnswer | None], tu
     "flowing": ((ROUTER,), {"r-0": GOOD}, ("True", "ReuseOn"), ("True", "TokensPulled")),
     "no turns": ((ROUTER,), {"r-0": replace(GOOD, flow=Flow.NO_TURNS)}, ("True", "ReuseOn"), ("Unknown", "NoTurnsYet")),
     "starved": ((ROUTER,), {"r-0": replace(GOOD, flow=Flow.STARVED)}, ("True", "ReuseOn"), ("False", "NothingPulled")),
+    "reused": ((ROUTER,), {"r-0": replace(GOOD, flow=Flow.REUSED)}, ("True", "ReuseOn"), ("False", "BlocksReused")),
     "one starves": ((ROUTER, SECOND), {"r-0": GOOD, "r-1": replace(GOOD, flow=Flow.STARVED)}, ("True", "ReuseOn"),
                     ("False", "NothingPulled")),
     "one is idle": ((ROUTER, SECOND), {"r-0": GOOD, "r-1": replace(GOOD, flow=Flow.NO_TURNS)}, ("True", "ReuseOn"),
@@ -387,6 +388,14 @@ REUSE_CASES: dict[str, tuple[tuple[Pod, ...], dict[str, RouterAnswer | None], tu
     "not ready": ((replace(ROUTER, ready=False),), {"r-0": GOOD}, ("Unknown", "RouterNotReady"),
                   ("Unknown", "RouterNotReady")),
 }  # fmt: skip
+
+
+def test_what_decode_does_with_its_blocks_is_told_and_why() -> None:
+    told = replace(GOOD, retentions=frozenset({"Pinned", "Unpinned"}), fallbacks=frozenset({"it can't"}))
+    for answer, expected in ((told, "; decode retains Pinned and Unpinned, because it can't"), (GOOD, "use them with")):
+        status = compute_status(wish(), seen(pods=(ROUTER,), routers={"r-0": answer}), (), NOW)
+        active = next(one for one in status.conditions if one.type == ConditionType.BIDIRECTIONAL_ACTIVE)
+        assert active.message.endswith(expected)
 
 
 @pytest.mark.parametrize("case", REUSE_CASES.values(), ids=REUSE_CASES.keys())

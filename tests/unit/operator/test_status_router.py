@@ -52,6 +52,25 @@ def test_flow(answers: list[tuple[int, int]], expected: list[Flow]) -> None:
     assert flows(*answers) == expected
 
 
+def test_blocks_that_are_gone_are_no_broken_transport() -> None:
+    _, track = read_router(body(1, 640), None)
+    gone = {"attached": N + 1, "pulled_tokens": 640, "gone_tokens": 3200}
+    answer, track = read_router(body(funnel=gone), track)
+    assert answer.flow is Flow.REUSED
+    answer, track = read_router(body(funnel={**gone, "attached": N + 2, "pulled_tokens": 700}), track)
+    assert answer.flow is Flow.FLOWING
+    answer, _ = read_router(body(funnel={**gone, "attached": 2 * N + 2, "pulled_tokens": 700}), track)
+    assert answer.flow is Flow.STARVED, "nothing more has gone since tokens flowed last"
+
+
+def test_what_engines_say_of_their_blocks_is_kept() -> None:
+    said = body()
+    said["engines"][1] |= {"retention": "Pinned", "fallback": "too old"}
+    said["engines"].append({**said["engines"][1], "ready": False, "retention": "Unpinned"})
+    answer, _ = read_router(said, None)
+    assert (answer.retentions, answer.fallbacks) == ({"Pinned"}, {"too old"})
+
+
 def test_a_restarted_router_begins_anew() -> None:
     _, track = read_router(body(100, 6400), None)
     answer, track = read_router(body(2, 0, started=2.0), track)

@@ -101,6 +101,8 @@ def case_several_groups_fall_back(lab: Any) -> None:
     side.bind_block_pool(object())
     handle = lab.decoder_handle(TURN, side=side)
     assert handle["pd_mode"] == MODE_PINNED
+    assert "pd_fallback" not in lab.decoder_handle(TURN)
+    assert ("groups" in handle["pd_fallback"]) or not _supported()
 
 
 def case_p_waits_for_the_answer_and_reads_what_is_intact(lab: Any) -> None:
