@@ -56,6 +56,7 @@ def racing_deployment(block_tokens: int, decode_blocks: int) -> PDDeployment:
     value = wanted.model_dump(by_alias=True, mode="json", exclude_none=True)
     spec = value["spec"]
     spec["engine"]["blockSize"] = block_tokens
+    spec["model"]["maxModelLen"] = min(spec["model"]["maxModelLen"], (decode_blocks - 1) * block_tokens)
     spec["decode"]["extraArgs"] = ["--num-gpu-blocks-override", str(decode_blocks)]
     spec["decode"]["env"] = [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}]
     return parse_deployment(value)
