@@ -81,22 +81,21 @@ async def _is_zero(pair: Pair) -> bool:
 
 
 async def test_exactly_the_intact_beginning_is_pulled(pair: Pair) -> None:
-    tokens = prompt(3, TURN)
-    longer = [*tokens, *prompt(4, NEXT)[TURN:]]
-    truth = await prefill(pair, longer)
-    handle = await turn(pair, tokens)
+    """The pool hands out what is free for longest: all others first, then the turn's last block, its first one last."""
     seen = []
-    for number, blocks in enumerate((30, 45, 50, 55, 59)):
-        await churn(pair, 100 + number, blocks)
+    for number, taken in enumerate((30, 44, 50, 56, POOL - 1)):
+        tokens = prompt(10 + number, TURN)
+        longer = [*tokens, *prompt(20 + number, NEXT)[TURN:]]
+        truth = await prefill(pair, longer)
+        handle = await turn(pair, tokens)
+        await churn(pair, 100 + number, taken)
         now = await prefill(pair, longer, handle)
         assert abs(now.logprob - truth.logprob) <= TOLERANCE
         assert (now.pulled + now.gone, now.wasted) == (TURN, 0)
         seen.append(now.pulled // BLOCK)
-    assert seen == sorted(seen, reverse=True)
-    assert seen[0] == WHOLE, "the last to be taken"
-    assert 0 < seen[-2] < WHOLE
-    await churn(pair, 199, POOL - 1)
-    assert (await prefill(pair, longer, handle)).pulled == 0
+    assert seen[0] == WHOLE
+    assert seen[1:] == [seen[1], seen[1] - 6, seen[1] - 12, 0]
+    assert WHOLE - 6 < seen[1] < WHOLE
 
 
 async def test_conversations_that_never_come_back_hold_nobody_up(pair: Pair, race: Path) -> None:
