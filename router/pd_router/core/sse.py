@@ -27,6 +27,8 @@ _SIZE_REACH: Final = 10
 """Bytes in which the end of a chunk's size line is looked for."""
 _SIZES: Final = {b"%x" % size: size for size in range(1, 1024)}
 """Sizes of chunks that hold a token."""
+_MANY: Final = 4096
+"""Bytes of a read that may hold so many tokens that it is cheaper to look at their letters only."""
 _HEX: Final = b"0123456789abcdefABCDEF"
 _TAIL: Final = 8
 """Events kept when the rest is dropped: enough for finish, usage and [DONE]."""
@@ -222,6 +224,20 @@ class SseFilter:
 
     def _emit(self, whole: bytes) -> bytes:
         """Pass on whole events, without the handle, and keep them for the end."""
+        if len(whole) > _MANY:
+            run = transcript.find_run(whole)
+            # Letters without a quote hold no key, and around them all is as in the first event of the run.
+            if run is not None and not suspicious(run.first) and USAGE not in run.first and not suspicious(run.letters):
+                before = self._emit_few(whole[: run.start])
+                if not self.started:
+                    self._look(run.first)
+                self._keep(run.merged, run.end - run.start)
+                return b"".join((before, whole[run.start : run.end], self._emit_few(whole[run.end :])))
+        return self._emit_few(whole)
+
+    def _emit_few(self, whole: bytes) -> bytes:
+        if not whole:
+            return b""
         if not suspicious(whole):
             if self._correct is not None and USAGE in whole:
                 whole = self._correct(whole)
@@ -294,10 +310,11 @@ class SseFilter:
             self._events.append(before + b"".join(self._letters) + after)
             self._letters.clear()
 
-    def _keep(self, events: bytes) -> None:
+    def _keep(self, events: bytes, counted: int | None = None) -> None:
+        """`counted`: their size as they came, where they say it in fewer bytes."""
         self._settle()
         self._events.append(events)
-        self._kept += len(events)
+        self._kept += len(events) if counted is None else counted
         if self._kept > self._max_kept:
             self._drop_kept()
 
