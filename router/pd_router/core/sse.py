@@ -25,8 +25,8 @@ MAX_EVENT: Final = 64 * 1024 * 1024
 _DONE_CHUNK: Final = b"[DONE]\n\n\r\n"
 _SIZE_REACH: Final = 10
 """Bytes in which the end of a chunk's size line is looked for."""
-_SIZES: Final = {b"%x" % size: size for size in range(1, 1024)}
-"""Sizes of chunks that hold a token."""
+_SIZE_LINES: Final = {len(line) + size + 2: line for size in range(1, 1024) for line in (b"%x\r\n" % size,)}
+"""By its length: how a read begins that is one chunk, of those that hold a token."""
 _MANY: Final = 4096
 """Bytes of a read that may hold so many tokens that it is cheaper to look at their letters only."""
 _HEX: Final = b"0123456789abcdefABCDEF"
@@ -124,13 +124,20 @@ class SseFilter:
         counting = self._correct is not None
         self._settle()
         before, after = self._token = self._last_token()
-        closing, opens, closes = after + b"\r\n", len(before) + 2, -len(after) - 2
+        closing, opens, closes = after + b"\r\n", len(before), -len(after) - 2
 
         def passed(read: bytes) -> bool:
-            line = read.find(b"\r\n", 1, _SIZE_REACH)
-            whole = _SIZES.get(read[:line]) == len(read) - line - 4
-            if whole and before and read.endswith(closing) and read.startswith(before, line + 2) and not partial:
-                letters = read[line + opens : closes]
+            line = _SIZE_LINES.get(len(read))
+            if line is not None and not read.startswith(line):
+                line = None
+            if (
+                line is not None
+                and before
+                and read.endswith(closing)
+                and read.startswith(before, len(line))
+                and not partial
+            ):
+                letters = read[len(line) + opens : closes]
                 if b'"' not in letters and b"\\" not in letters and b"\n" not in letters and b"\r" not in letters:
                     said(letters)
                     self._kept += len(read)
@@ -144,7 +151,7 @@ class SseFilter:
                 return False
             if b"\\" in read and ESCAPE in read:  # one byte is found several times faster
                 return False
-            several = [read[line + 2 : -2]] if whole else _several_chunks(read)
+            several = [read[len(line) : -2]] if line is not None else _several_chunks(read)
             if several is None:
                 return False
             self._settle()
