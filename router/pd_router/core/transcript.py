@@ -169,7 +169,7 @@ def bears_content(event: Any) -> bool:
         if choice.get("finish_reason") not in (None, "", "error", "abort") or choice.get("text"):
             return True
         delta = choice.get("delta")
-        if isinstance(delta, dict) and any(delta.get(name) for name in _CONTENT_FIELDS):
+        if isinstance(delta, dict) and any(map(delta.get, _CONTENT_FIELDS)):
             return True
     return False
 
