@@ -226,7 +226,7 @@ def refused(leg: str, status: int, exchange: Exchange, raw: bytes, sent: bytes =
     """A leg that was answered with something other than 200.
 
     Args:
-        sent: the leg's body; what its handle holds is in no answer for a client and in no log.
+        sent: the leg's body; what its handle holds is in no answer for a client.
     """
     private = private_texts(sent)
     if status == 429 or 400 <= status < 500:
@@ -243,7 +243,7 @@ def refused(leg: str, status: int, exchange: Exchange, raw: bytes, sent: bytes =
             verbatim=verbatim,
             status=status,
         )
-    log.warning("the %s engine answered with status %d: %s", leg, status, loggable(raw, private, sent))
+    log.warning("the %s engine answered with status %d: %s", leg, status, loggable(raw))
     if status == 503:
         return LegFailed(leg, "status_503", no_engine(leg, _seconds(exchange)), engine_fault=False, status=status)
     return LegFailed(leg, "status_5xx", upstream_failed(leg, f"it answered with status {status}"), status=status)
