@@ -104,7 +104,7 @@ class Reconciler:
         todo = turn.plan
         if any(action.why is Why.ABSENT for action in todo.actions) and not await self._is_alive(observed):
             return Result.GONE
-        outcome = await self._hands.carry_out(todo)
+        outcome = await self._hands.carry_out(todo, observed)
         if outcome.interrupted is not None:
             if outcome.interrupted.namespace_is_going:
                 return Result.GONE
