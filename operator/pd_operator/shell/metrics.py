@@ -52,6 +52,12 @@ class Metrics:
         self.resyncs = Counter(
             "pd_operator_resyncs", "Complete looks at the cluster by result.", ("result",), registry=self.registry
         )
+        self.namespace_served = Gauge(
+            "pd_operator_namespace_served",
+            "1 for each listed namespace, 0 while it is gone or forbidden; no series when the whole cluster is served.",
+            ("name",),
+            registry=self.registry,
+        )
         self.missed = Counter(
             "pd_operator_watch_missed",
             "Changes that a complete look found and no watch ever brought.",
