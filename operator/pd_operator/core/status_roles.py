@@ -1,13 +1,14 @@
 """One role's condition: does it serve, and what is missing until it is as the spec wants it.
 
 Ready means that the role has a ready pod. What is missing beyond that, more pods or newer ones, is in the message and
-in `Progressing`: a deployment that is scaled up or rolled out does not stop to be ready.
+in `Progressing`: a deployment that is scaled up or rolled out does not stop to be ready, and neither does one of which
+a child is refused or stands in somebody else's place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pd_operator.core.names import ROUTER
@@ -25,6 +26,7 @@ ROLES: Final = {
     ROUTER: ConditionType.ROUTER_READY,
 }
 WORKLOAD_KINDS: Final = ("StatefulSet", "Deployment")
+SERVICE: Final = "Service"
 SHOWN_PODS: Final = 3
 """Most pods that a message names."""
 
@@ -150,16 +152,34 @@ def judge_role(facts: RoleFacts) -> Verdict:
     missing = shortfall(facts)
     if missing is None:
         return Verdict(ConditionStatus.TRUE, Reason.ALL_READY, f"{facts.wanted} of {facts.wanted} ready")
-    if facts.refusals or not facts.wanted or not facts.ready:
+    if facts.wanted and facts.ready:
+        count = f"{facts.ready} of {facts.wanted} ready; " if facts.refusals else ""
+        return Verdict(ConditionStatus.TRUE, Reason.SERVING, f"{count}{missing.message}")
+    rest = _lacking(facts)
+    if rest is None or facts.workload is None or any(_carries(one, facts.role) for one in facts.refusals):
         return missing
-    return Verdict(ConditionStatus.TRUE, Reason.SERVING, missing.message)
+    # A budget or a policy that is refused keeps no pod from running: its own trouble is why it is not ready.
+    return replace(rest, message="; ".join([rest.message, *(one.message for one in facts.refusals)]))
+
+
+def _carries(refusal: Refusal, role: str) -> bool:
+    """Is the refused child the role's workload or its Service?"""
+    return refusal.role == role and refusal.ref.kind in (*WORKLOAD_KINDS, SERVICE)
 
 
 def shortfall(facts: RoleFacts) -> Verdict | None:
-    """What keeps the role from being as the spec wants it, None when nothing does."""
+    """What keeps the role from being as the spec wants it, None when nothing does. Refusals speak first."""
+    rest = _lacking(facts)
+    if not facts.refusals:
+        return rest
+    texts = [one.message for one in facts.refusals]
+    texts += [rest.message] if rest is not None and rest.blocks else []
+    return Verdict(ConditionStatus.FALSE, facts.refusals[0].reason, "; ".join(texts))
+
+
+def _lacking(facts: RoleFacts) -> Verdict | None:
+    """What its workload and pods lack."""
     workload, false = facts.workload, ConditionStatus.FALSE
-    if facts.refusals:
-        return Verdict(false, facts.refusals[0].reason, "; ".join(one.message for one in facts.refusals))
     moving = facts.moving
     if moving is None:
         none = Verdict(false, Reason.SCALED_TO_ZERO, "no replica is wanted; requests get a 503")

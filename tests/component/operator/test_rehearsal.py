@@ -63,6 +63,10 @@ async def test_an_edit_of_which_one_workload_is_refused_changes_nothing_that_exi
     assert f"the API server refuses {refused}: {WORDS}" in told["message"]
     for other in {PREFILL, DECODE, ROUTER} - {refused}:
         assert f"{other} stays as it is until {refused} can change with it" in told["message"]
+    for kind in ("Ready", "PrefillReady", "DecodeReady", "RouterReady"):
+        assert bench.condition(kind)["status"] == "True", "what runs serves on"
+    assert "requests are served as before, and it is tried again" in bench.condition("Ready")["message"]
+    assert ("ApplyRefused", "Warning") in {(event["reason"], event["type"]) for event in bench.cluster.events}
     bench.cluster.policy = None
     await bench.settle(operator)
     images = {
