@@ -48,6 +48,11 @@ class Metrics:
             "PDDeployments that this operator leaves alone because another one manages them.",
             registry=self.registry,
         )
+        self.takeovers = Counter(
+            "pd_operator_takeovers",
+            "PDDeployments that were taken over from another operator that gave no answer.",
+            registry=self.registry,
+        )
         self.waiting = Gauge("pd_operator_waiting", "PDDeployments that wait for a reconcile.", registry=self.registry)
         self.resyncs = Counter(
             "pd_operator_resyncs", "Complete looks at the cluster by result.", ("result",), registry=self.registry
