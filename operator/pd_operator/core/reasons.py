@@ -49,6 +49,9 @@ class Reason(StrEnum):
     """A Secret, ConfigMap or volume that the container needs is missing or unusable."""
     POD_FAILED = "PodFailed"
     """The node refused or evicted the pod."""
+    TERMINATION_STUCK = "TerminationStuck"
+    """An engine's grace period is over and the pod is still there, so its successor can't be made: a finalizer, or a
+    node that is gone."""
 
     # Progress
     ALL_READY = "AllReady"

@@ -16,6 +16,7 @@ from pd_operator.core.choices import Role
 from pd_operator.core.model import PDDeployment
 from pd_operator.core.names import ROUTER
 from pd_operator.core.observed import Observed, Workload
+from pd_operator.core.observed_endings import with_overdue_endings
 from pd_operator.core.plan import Refusal, role_of
 from pd_operator.core.problems import Problem
 from pd_operator.core.reasons import ConditionType, Reason
@@ -50,9 +51,10 @@ def compute_status(
         wish: the accepted spec, or the problems of a refused one.
         observed: what was seen; its `raw` holds the previous status.
         refusals: children that could not be brought to what is wanted.
-        now: RFC 3339 time for verdicts that change.
+        now: RFC 3339 time, for verdicts that change and for pods that should have ended.
     """
     previous = previous_status(observed.raw)
+    observed = with_overdue_endings(observed, now)
     facts = role_facts(wish.manifests if isinstance(wish, Wish) else (), observed, tuple(refusals))
     if isinstance(wish, Wish):
         held = held_texts(wish.generation, wish.manifests, observed)

@@ -41,6 +41,7 @@ class RoleFacts:
         refusals: children of this role (or of all roles) that are not as wanted.
         troubled: pods that something keeps from running, worst first.
         held: what a rollout keeps back for now, as the end of a sentence; empty when nothing is.
+        ending: names of engines that end in their own time, whose successors come after them.
         pods_refused: why pods are not made, in the words of their controller; empty when they are.
     """
 
@@ -50,6 +51,7 @@ class RoleFacts:
     refusals: tuple[Refusal, ...]
     troubled: tuple[Pod, ...]
     selector: str
+    ending: tuple[str, ...] = ()
     held: str = ""
     pods_refused: str = ""
 
@@ -62,9 +64,13 @@ class RoleFacts:
     def moving(self) -> Reason | None:
         """How far a change has come, or None when nothing moves."""
         workload = self.workload
-        if workload is None or not workload.current:
-            return Reason.CREATING if workload is None else Reason.ROLLING_OUT
-        if workload.updated < min(workload.replicas, self.wanted):
+        if workload is None or not workload.begun:
+            return Reason.CREATING
+        if not workload.current:
+            # Its counts are about an earlier spec, and whether its template differs is not known here.
+            return Reason.SCALING if workload.replicas != workload.wanted else Reason.ROLLING_OUT
+        # A StatefulSet counts no ending pod as updated: without another template that is no rollout.
+        if (self.replaced or self.role == ROUTER) and workload.updated < min(workload.replicas, self.wanted):
             return Reason.ROLLING_OUT
         if workload.replicas != self.wanted:
             return Reason.SCALING
@@ -95,6 +101,8 @@ class RoleFacts:
         workload = self.workload
         for pod in self.stuck_pods:
             what = _pod_text(pod)
+            if pod.deleting:
+                return f"{what}. The rollout waits for it"
             if workload is not None and pod.revision != workload.update_revision:
                 return (
                     f"{what}. It runs an earlier template and the rollout may wait for it for ever: "
@@ -136,6 +144,7 @@ def _facts(
         workload=workload,
         refusals=tuple(one for one in refusals if one.role in (role, "")),
         troubled=tuple(troubled),
+        ending=tuple(pod.name for pod in observed.pods if role == pod.role and pod.deleting and pod.trouble is None),
         selector=",".join(f"{key}={value}" for key, value in sorted(labels.items())),
         pods_refused=_pods_refused(child, observed),
     )
@@ -179,7 +188,7 @@ def shortfall(facts: RoleFacts) -> Verdict | None:
 
 def _lacking(facts: RoleFacts) -> Verdict | None:
     """What its workload and pods lack."""
-    workload, false = facts.workload, ConditionStatus.FALSE
+    false = ConditionStatus.FALSE
     moving = facts.moving
     if moving is None:
         none = Verdict(false, Reason.SCALED_TO_ZERO, "no replica is wanted; requests get a 503")
@@ -197,15 +206,22 @@ def _lacking(facts: RoleFacts) -> Verdict | None:
         assert first.trouble is not None
         return Verdict(false, first.trouble.reason, f"{count}; {text}")
     held = f"; {facts.held}" if facts.held else ""
-    return Verdict(false, moving, f"{count}; {_moving_text(moving, workload)}{held}")
+    return Verdict(false, moving, f"{count}; {_moving_text(moving, facts)}{held}")
 
 
-def _moving_text(moving: Reason, workload: Workload | None) -> str:
+def _moving_text(moving: Reason, facts: RoleFacts) -> str:
+    workload = facts.workload
     if workload is None:
         return "not created yet"
+    if moving is Reason.CREATING:
+        return "just created"
     if moving is Reason.ROLLING_OUT:
         return f"{workload.updated} of {workload.replicas} run the newest template" if workload.current else "updating"
-    return f"{workload.replicas} exist" if moving is Reason.SCALING else "starting"
+    if moving is Reason.SCALING:
+        return f"{workload.replicas} exist"
+    if facts.ending and facts.role != ROUTER:
+        return f"{', '.join(facts.ending[:SHOWN_PODS])} must end before another starts"
+    return "starting"
 
 
 def _pod_text(pod: Pod) -> str:

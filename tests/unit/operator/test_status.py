@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pd_operator.core.observed import Child, Observed, Workload
+from pd_operator.core.observed_endings import ends_soon
 from pd_operator.core.observed_kinds import Ref
 from pd_operator.core.observed_pods import Pod, Trouble
 from pd_operator.core.observed_router import Flow, RouterAnswer
@@ -103,6 +104,11 @@ ROLE_CASES = {
     "ready": (DONE, (), "True", "AllReady", "False", "Complete"),
     "not created": (None, (), "False", "Creating", "True", "Creating"),
     "spec not seen by its controller": (replace(DONE, current=False), (), "True", "Serving", "True", "RollingOut"),
+    "just created": (replace(DONE, begun=False, current=False, replicas=0, ready=0, updated=0), (),
+                     "False", "Creating", "True", "Creating"),
+    "scaled, not seen by its controller": (replace(DONE, current=False, wanted=2), (),
+                                           "True", "Serving", "True", "Scaling"),
+    "a pod is drained": (replace(DONE, ready=0, updated=0), (), "False", "Starting", "True", "Starting"),
     "starting": (STARTING, (), "False", "Starting", "True", "Starting"),
     "old template": (OLD_AND_READY, (), "True", "Serving", "True", "RollingOut"),
     "only new ones, starting": (replace(REVISED, updated=1, ready=0), (), "False", "Starting", "True", "ServiceGap"),
@@ -367,6 +373,63 @@ def test_a_router_rollout_past_its_deadline() -> None:
     status = compute_status(wish(), seen(router=numbers), (), NOW)
     assert word(status, ConditionType.ROUTER_READY) == ("True", "Serving")
     assert word(status, ConditionType.PROGRESSING) == ("False", "RolloutStuck")
+
+
+ENDS = "2026-11-30T09:58:00Z"
+SOON, OVER, LONG_OVER = "2026-11-30T09:58:59Z", "2026-11-30T09:59:00Z", "2026-12-01T10:00:00Z"
+"""A second before a minute after the end of the grace period, that minute, and a day later."""
+
+
+def ending(role: str, **changes: Any) -> Pod:
+    """An engine in deletion."""
+    return pod(role, **{"ready": False, "deleting": True, "ends_by": ENDS, "revision": "r1", "node": "n7", **changes})
+
+
+def test_an_engine_that_does_not_end_holds_up_the_rollout_and_is_named() -> None:
+    numbers = replace(REVISED, replicas=2, wanted=2, ready=1, updated=0)
+    two = wish(("spec.decode.replicas", 2))
+    held = seen(decode=numbers, pods=(ending("decode", name="qwen-decode-1"),))
+    before = compute_status(two, held, (), SOON)
+    assert word(before, ConditionType.PROGRESSING) == ("True", "RollingOut")
+    status = compute_status(two, replace(held, raw={**held.raw, "status": before.document()}), (), OVER)
+    assert word(status, ConditionType.PROGRESSING) == ("False", "RolloutStuck")
+    assert message(status, ConditionType.PROGRESSING) == (
+        f"decode: pod qwen-decode-1: TerminationStuck: it had to end by {ENDS} and is still there; is node n7 alive? "
+        "If it is not: kubectl delete pod qwen-decode-1 --force, once nothing runs there any more. "
+        "The rollout waits for it"
+    )
+    assert word(status, ConditionType.READY) == ("True", "Serving")
+    assert "qwen-decode-1" in message(status, ConditionType.DECODE_READY)
+    assert ("RolloutStuck", "Warning") in {(one.reason, one.kind) for one in happenings(before, status)}
+    later = compute_status(two, replace(held, raw={**held.raw, "status": status.document()}), (), LONG_OVER)
+    assert later == status, "a pod that stays is told once"
+
+
+def test_an_engine_that_does_not_end_is_named_without_a_rollout_too() -> None:
+    drained = seen(decode=replace(DONE, ready=0, updated=0), pods=(ending("decode", finalizers=("a.io/b", "c.io/d")),))
+    before = compute_status(wish(), drained, (), SOON)
+    assert word(before, ConditionType.DECODE_READY) == ("False", "Starting")
+    assert message(before, ConditionType.DECODE_READY) == ("0 of 1 ready; qwen-decode-0 must end before another starts")
+    status = compute_status(wish(), drained, (), OVER)
+    for kind in (ConditionType.DECODE_READY, ConditionType.READY, ConditionType.PROGRESSING):
+        assert word(status, kind) == ("False", "TerminationStuck")
+        assert "kept by the finalizers a.io/b, c.io/d" in message(status, kind)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [ending("router"), ending("decode", ends_by=""), ending("decode", ends_by="?"), pod("decode", ends_by=ENDS)],
+    ids=["router", "no time", "no time that can be read", "not ending"],
+)
+def test_what_does_not_hold_anything_up_or_tells_no_time_is_not_called_stuck(one: Pod) -> None:
+    observed = seen(decode=STARTING, router=STARTING, pods=(one,))
+    assert word(compute_status(wish(), observed, (), LONG_OVER), ConditionType.PROGRESSING) == ("True", "Starting")
+    assert not ends_soon(observed, SOON)
+
+
+def test_an_engine_is_looked_at_until_its_time_is_up() -> None:
+    observed = seen(pods=(ending("prefill"),))
+    assert [ends_soon(observed, time) for time in (ENDS, SOON, OVER, LONG_OVER)] == [True, True, False, False]
 
 
 # --- a new generation -----------------------------------------------------------------------------
