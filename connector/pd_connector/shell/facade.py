@@ -16,7 +16,7 @@ from vllm.platforms import current_platform
 
 from pd_connector import compat
 from pd_connector.core.startup import Configuration, ConfigurationRefused, HandleInStream, configuration_faults
-from pd_connector.shell import stream, worker
+from pd_connector.shell import cpu, stream, worker
 from pd_connector.shell.scheduler import PDPullScheduler
 
 logger = init_logger("vllm.pd_connector")
@@ -39,9 +39,12 @@ class PDConnector(NixlPullConnector):  # type: ignore[misc]
         if faults:
             raise ConfigurationRefused("pd_connector refuses to start: " + "; ".join(faults))
         if current_platform.device_type == "cpu":
-            compat.rest_between_steps()
-            compat.rest_between_polls()
-        super().__init__(vllm_config, role, kv_cache_config)
+            cpu.rest_between_steps()
+            cpu.rest_between_polls()
+            with cpu.on_own_cores():
+                super().__init__(vllm_config, role, kv_cache_config)
+        else:
+            super().__init__(vllm_config, role, kv_cache_config)
         if not in_scheduler:
             worker.adopt(self.connector_worker)
         if in_scheduler:

@@ -25,8 +25,10 @@ MAX_EVENT: Final = 64 * 1024 * 1024
 _DONE_CHUNK: Final = b"[DONE]\n\n\r\n"
 _SIZE_REACH: Final = 10
 """Bytes in which the end of a chunk's size line is looked for."""
-_SIZES: Final = {b"%x" % size: size for size in range(1, 1024)}
-"""Sizes of chunks that hold a token."""
+_SIZE_LINES: Final = {len(line) + size + 2: line for size in range(1, 1024) for line in (b"%x\r\n" % size,)}
+"""By its length: how a read begins that is one chunk, of those that hold a token."""
+_MANY: Final = 4096
+"""Bytes of a read that may hold so many tokens that it is cheaper to look at their letters only."""
 _HEX: Final = b"0123456789abcdefABCDEF"
 _TAIL: Final = 8
 """Events kept when the rest is dropped: enough for finish, usage and [DONE]."""
@@ -122,13 +124,20 @@ class SseFilter:
         counting = self._correct is not None
         self._settle()
         before, after = self._token = self._last_token()
-        closing, opens, closes = after + b"\r\n", len(before) + 2, -len(after) - 2
+        closing, opens, closes = after + b"\r\n", len(before), -len(after) - 2
 
         def passed(read: bytes) -> bool:
-            line = read.find(b"\r\n", 1, _SIZE_REACH)
-            whole = _SIZES.get(read[:line]) == len(read) - line - 4
-            if whole and before and read.endswith(closing) and read.startswith(before, line + 2) and not partial:
-                letters = read[line + opens : closes]
+            line = _SIZE_LINES.get(len(read))
+            if line is not None and not read.startswith(line):
+                line = None
+            if (
+                line is not None
+                and before
+                and read.endswith(closing)
+                and read.startswith(before, len(line))
+                and not partial
+            ):
+                letters = read[len(line) + opens : closes]
                 if b'"' not in letters and b"\\" not in letters and b"\n" not in letters and b"\r" not in letters:
                     said(letters)
                     self._kept += len(read)
@@ -142,7 +151,7 @@ class SseFilter:
                 return False
             if b"\\" in read and ESCAPE in read:  # one byte is found several times faster
                 return False
-            several = [read[line + 2 : -2]] if whole else _several_chunks(read)
+            several = [read[len(line) : -2]] if line is not None else _several_chunks(read)
             if several is None:
                 return False
             self._settle()
@@ -222,6 +231,20 @@ class SseFilter:
 
     def _emit(self, whole: bytes) -> bytes:
         """Pass on whole events, without the handle, and keep them for the end."""
+        if len(whole) > _MANY:
+            run = transcript.find_run(whole)
+            # Letters without a quote hold no key, and around them all is as in the first event of the run.
+            if run is not None and not suspicious(run.first) and USAGE not in run.first and not suspicious(run.letters):
+                before = self._emit_few(whole[: run.start])
+                if not self.started:
+                    self._look(run.first)
+                self._keep(run.merged, run.end - run.start)
+                return b"".join((before, whole[run.start : run.end], self._emit_few(whole[run.end :])))
+        return self._emit_few(whole)
+
+    def _emit_few(self, whole: bytes) -> bytes:
+        if not whole:
+            return b""
         if not suspicious(whole):
             if self._correct is not None and USAGE in whole:
                 whole = self._correct(whole)
@@ -294,10 +317,11 @@ class SseFilter:
             self._events.append(before + b"".join(self._letters) + after)
             self._letters.clear()
 
-    def _keep(self, events: bytes) -> None:
+    def _keep(self, events: bytes, counted: int | None = None) -> None:
+        """`counted`: their size as they came, where they say it in fewer bytes."""
         self._settle()
         self._events.append(events)
-        self._kept += len(events)
+        self._kept += len(events) if counted is None else counted
         if self._kept > self._max_kept:
             self._drop_kept()
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -27,6 +27,10 @@ _GAP: Final = b"\n\n"
 _RUNS: Final = 4
 """Runs that are merged: reasoning, content, and some that a call interrupts."""
 _FEW: Final = 8
+_REACH: Final = 4096
+"""Bytes of an event in which its letters begin."""
+_SMALL: Final = 8192
+"""Bytes of a stream that is read as it is."""
 _HEAD: Final = 8
 """Events in which the first token of a run is looked for."""
 _CONTENT_FIELDS: Final = (
@@ -167,15 +171,21 @@ def bears_content(event: Any) -> bool:
         if choice.get("finish_reason") not in (None, "", "error", "abort") or choice.get("text"):
             return True
         delta = choice.get("delta")
-        if isinstance(delta, dict) and any(delta.get(name) for name in _CONTENT_FIELDS):
+        if isinstance(delta, dict) and any(map(delta.get, _CONTENT_FIELDS)):
             return True
     return False
 
 
 def _merge_tokens(chunks: Sequence[bytes]) -> bytes:
     """The stream of `chunks`, with neighbours joined that differ in one string only. It says the same."""
-    # A slow stream comes event by event; one that came in few reads has to be taken apart first.
-    events, gap = (list(chunks), b"") if len(chunks) > _FEW else (b"".join(chunks).split(_GAP), _GAP)
+    if len(chunks) <= _FEW:
+        stream = b"".join(chunks)
+        if len(stream) < _SMALL:
+            return stream
+        # A slow stream comes event by event; one that came in few reads has to be taken apart first.
+        events, gap = stream.split(_GAP), _GAP
+    else:
+        events, gap = list(chunks), b""
     at = 0
     for _ in range(_RUNS):
         run = _first_run(events, at)
@@ -206,12 +216,45 @@ def _first_run(events: list[bytes], start: int) -> tuple[int, int, tuple[bytes, 
 def around_letters(event: bytes) -> tuple[bytes, bytes] | None:
     """What stands before and after the letters of an event that brings a token, or None for another event."""
     for marker in _MARKERS:
-        found = event.find(marker)
+        found = event.find(marker, 0, _REACH)
         letters = found + len(marker)
         closing = _STRING_BODY.match(event, letters) if found >= 0 else None
-        if closing is not None and closing.end() > letters:
+        if closing is not None and letters < closing.end() < len(event):
             return event[:letters], event[closing.end() :]
     return None
+
+
+class Run(NamedTuple):
+    """Neighbours in a stream that differ in their letters only."""
+
+    start: int
+    end: int
+    first: bytes
+    """The first of them."""
+    letters: bytes
+    """Of all of them."""
+    merged: bytes
+    """One event that says the same as all."""
+
+
+def find_run(stream: bytes) -> Run | None:
+    """The tokens among whole events, if all that is between the first and the last of them is alike."""
+    lines = stream.split(b"\n")
+    if b"\r" in stream or any(lines[1::2]):
+        return None
+    run = _first_run(lines[:-1:2], 0)
+    if run is None:
+        return None
+    at, end, (before, after) = run
+    events = lines[2 * at : 2 * end : 2]
+    head, tail = len(before), len(after)
+    letters = [event[head:-tail] for event in events]
+    whole = before + (after + _GAP + before).join(letters) + after + _GAP
+    start = sum(map(len, lines[: 2 * at])) + 2 * at
+    text = b"".join(letters)
+    if not stream.startswith(whole, start) or _STRING_BODY.fullmatch(text) is None:
+        return None
+    return Run(start, start + len(whole), events[0] + _GAP, text, before + text + after + _GAP)
 
 
 def _merge_run(events: list[bytes], gap: bytes, before: bytes, after: bytes) -> bytes | None:

@@ -10,9 +10,8 @@ import asyncio
 import math
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class Failure(StrEnum):
@@ -40,8 +39,7 @@ class LegError(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """Where an engine listens."""
 
     host: str

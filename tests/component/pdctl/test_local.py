@@ -232,6 +232,18 @@ async def test_a_folder_for_sockets_that_the_caller_chose_stays_his(world):
         shutil.rmtree(chosen)
 
 
+def environ_of(pid):
+    raw = Path(f"/proc/{pid}/environ").read_text()
+    return dict(entry.split("=", 1) for entry in raw.split("\0") if entry)
+
+
+async def test_what_engines_compile_is_kept_and_no_header_is_compiled_in_each(world):
+    async with make(world) as local:
+        environ = environ_of(local.pid("decode"))
+    assert environ["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] == "0"
+    assert not Path(environ["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(environ["TMPDIR"])
+
+
 def test_planning_makes_no_folder_for_logs(world, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(world.folder / "model"))
     local = make(world, log_dir=None)

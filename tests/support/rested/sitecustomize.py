@@ -14,7 +14,7 @@ from typing import Any
 
 
 class _RestAfterImport:
-    """Import hook: calls two functions of `pd_connector.compat` once vLLM's shared memory module has been loaded."""
+    """Import hook: calls two functions of `pd_connector.shell.cpu` once vLLM's shared memory module has been loaded."""
 
     waiting = {"vllm.distributed.device_communicators.shm_broadcast"}
 
@@ -29,10 +29,10 @@ class _RestAfterImport:
 
         def load_and_rest(module: ModuleType) -> None:
             load(module)
-            from pd_connector import compat
+            from pd_connector.shell import cpu
 
-            compat.rest_between_steps()
-            compat.rest_between_polls()
+            cpu.rest_between_steps()
+            cpu.rest_between_polls()
 
         spec.loader.exec_module = load_and_rest  # type: ignore[method-assign]
         return spec

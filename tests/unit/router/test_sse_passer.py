@@ -150,3 +150,45 @@ def test_of_tokens_only_the_letters_are_kept() -> None:
     reply = stream.reply()
     assert reply is not None
     assert reply.message["content"] == 'HelloHi there\n" one moreé'
+
+
+ODD = [
+    event("x", kv_transfer_params=HANDLE),
+    event("x", usage={"prompt_tokens": 3}),
+    event("kv_transfer_params"),
+    event('said "kv_transfer_params": 1'),
+    event("x").replace(b'"x"', rb'"x\u006b\u0076_transfer_params"'),
+    event("x").replace(b'"x"', b'"x","kv_transfer_params":{"remote_engine_id":"e"},"y":"z"'),
+    event("x").replace(b'"x"', b'"x'),
+    event("x").replace(b"\n\n", b"\r\n\r\n"),
+    b'data: {"error":{"message":"no","code":500}}\n\n',
+    b": kv_transfer_params\n\n",
+    event('line\nend \\ and "'),
+    event(None),
+]
+
+
+@given(st.lists(st.sampled_from(ODD) | texts.map(event), max_size=4), st.integers(0, 60), st.booleans())
+def test_many_events_at_once_are_as_the_same_one_by_one(odd: list[bytes], at: int, counting: bool) -> None:
+    tokens = [event(f"token {n} ") for n in range(60)]
+    events = [FIRST, *tokens[:at], *odd, *tokens[at:], *LAST]
+    at_once, one_by_one = (SseFilter(correct=(lambda text: text) if counting else None) for _ in range(2))
+    sent = at_once.feed(b"".join(events)) + at_once.flush()
+    assert sent == b"".join([*map(one_by_one.feed, events), one_by_one.flush()])
+    assert (at_once.handle, at_once.error, at_once.poisoned, at_once.started) == (
+        one_by_one.handle,
+        one_by_one.error,
+        one_by_one.poisoned,
+        one_by_one.started,
+    )
+    assert at_once.reply() == one_by_one.reply()
+    assert at_once.ending() is one_by_one.ending()
+    assert at_once.usage == one_by_one.usage
+
+
+def test_of_many_tokens_at_once_the_letters_are_kept() -> None:
+    stream = SseFilter()
+    stream.feed(b"".join([FIRST, *(event(f"token {n} ") for n in range(60)), *LAST]))
+    assert len(stream._events) == 2
+    assert sum(map(len, stream._events)) < 1_500
+    assert stream.handle == HANDLE

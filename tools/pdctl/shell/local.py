@@ -267,7 +267,9 @@ class LocalDeployment:
     def _engine_env(self, own: dict[str, str]) -> dict[str, str]:
         # Compiled kernels are kept over runs, although TMPDIR, where torch puts them else, is new in each.
         kernels = os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
-        env = {"TORCHINDUCTOR_CACHE_DIR": kernels, **os.environ, **own, **self._options.env}
+        # Compiled headers are always put into TMPDIR: each engine would make them for kernels that are there already.
+        compiling = {"TORCHINDUCTOR_CACHE_DIR": kernels, "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
+        env = {**compiling, **os.environ, **own, **self._options.env}
         if self._options.engine_python != sys.executable:
             add_connector_path(env)
         return env
