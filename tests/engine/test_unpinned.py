@@ -26,6 +26,8 @@ TURN = 640
 NEXT = TURN + 60
 WHOLE = TURN // BLOCK
 RACED_READS = 300
+READERS = 6
+"""At a time, of one handle."""
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +132,7 @@ async def test_blocks_that_are_overwritten_during_the_read_are_noticed(pair: Pai
             longer = [*tokens, *prompt(number + 7000, NEXT)[TURN:]]
             truth = (await prefill(pair, longer)).logprob
             handle = await turn(pair, tokens)
-            raced = await asyncio.gather(*(prefill(pair, longer, handle) for _ in range(3)))
+            raced = await asyncio.gather(*(prefill(pair, longer, handle) for _ in range(READERS)))
             reads += [(one, truth) for one in raced if one.pulled or one.wasted]
     finally:
         stop.set()
