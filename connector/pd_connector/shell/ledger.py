@@ -110,9 +110,12 @@ class Ledger:
             entry = self._entries[request_id]
             # vLLM has already cut the count to what was loaded when a read failed.
             entry.pulled_tokens = max(0, int(entry.request.num_computed_tokens) - entry.local_tokens)
-            entry.load_failed = not entry.pulled_tokens if failed is None else request_id in failed
-            if entry.admission.moment is not None and not entry.load_failed:
-                entry.wasted_tokens = entry.offered_tokens - entry.pulled_tokens
+            if entry.admission.moment is None or failed is None:
+                entry.load_failed = not entry.pulled_tokens
+            else:
+                # Blocks that were overwritten are reported to vLLM as failed loads, too, but the transfer was well.
+                entry.load_failed = request_id in failed
+                entry.wasted_tokens = 0 if entry.load_failed else entry.offered_tokens - entry.pulled_tokens
         for request_id, progress in result.states.items():
             self._entries[request_id].progress = progress
             if progress is Progress.GONE:

@@ -161,7 +161,7 @@ def case_the_self_test_notices_a_missing_guard(lab: Any) -> None:
 
 
 def case_a_bad_frame_does_not_end_the_listener(lab: Any) -> None:
-    good = _shake_hands_after_bad_frames(lab.scheduler_class(stock=False))
+    good = _shake_hands_after_bad_frames(lab.side("decode"))
     assert good == b"payload"
 
 
