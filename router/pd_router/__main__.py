@@ -35,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="pd-router",
         description="Routes OpenAI requests over prefill and decode engines; reuses decode's KV for the next turn.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,  # what is short today may mean another flag tomorrow
     )
     add = parser.add_argument
     add("--listen", required=True, metavar="HOST:PORT", help="where clients connect")
@@ -199,10 +200,17 @@ def _add_discovery(parser: argparse.ArgumentParser) -> None:
 
 def _pod_discovery(args: argparse.Namespace) -> PodDiscovery | None:
     if args.discover_kubernetes is None:
-        if args.pods_scheme == "https":
-            raise SettingsError(["--pods-scheme: is for --discover-kubernetes NAMESPACE/NAME, which is not given"])
-        if args.kubeconfig:
-            raise SettingsError(["--kubeconfig: is for --discover-kubernetes NAMESPACE/NAME, which is not given"])
+        unused = PodDiscovery("", "")
+        given = {
+            "--pods-scheme": args.pods_scheme == "https",
+            "--kubeconfig": bool(args.kubeconfig),
+            "--discovery-relist": args.discovery_relist != unused.relist,
+            "--discovery-stall": args.discovery_stall != unused.stall,
+            "--discovery-retry-max": args.discovery_retry_max != unused.retry_max,
+        }
+        text = "is for --discover-kubernetes NAMESPACE/NAME, which is not given"
+        if problems := [f"{flag}: {text}" for flag, is_given in given.items() if is_given]:
+            raise SettingsError(problems)
         return None
     namespace, name = parse_deployment(args.discover_kubernetes, "--discover-kubernetes")
     return PodDiscovery(
