@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -283,6 +284,13 @@ def parse_settings(arguments: Sequence[str]) -> tuple[Settings, Logging]:
     return settings, read_logging(args)
 
 
+def _outlive_signals() -> None:
+    """What would end a process that does not ask for it: a terminal that closes, a SIGHUP that is to make it read its
+    files again (which it does when they change), a stray SIGUSR1. None of these may cut the streams that run."""
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the router. Exit codes: 0 after a drain, 1 when a port is taken, 2 for flags or credentials of no use."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -292,6 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for problem in error.problems:
             print(f"pd-router: {problem}", file=sys.stderr)
         return 2
+    _outlive_signals()
     # Imported late so that `--help` and bad flags answer at once.
     if settings.workers > 1:
         if WORKER_VARIABLE in os.environ:
