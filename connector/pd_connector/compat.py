@@ -35,6 +35,7 @@ SCHEDULER_STATE: Final = (
     "_reqs_in_batch",
     "_reqs_not_processed",
     "_reqs_need_send",
+    "_is_hma_required",
     "_nixl_handshake_listener_t",
     "block_size",
     "is_bidirectional_kv_xfer_enabled",

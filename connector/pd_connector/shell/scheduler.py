@@ -77,8 +77,8 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
 
     def _unpinned_obstacle(self) -> str | None:
         """Why blocks can be neither left in the pool nor read from there."""
-        if len(self.kv_cache_config.transfer_groups) > 1:
-            return "the model has several KV cache groups"
+        if self._is_hma_required or len(self.kv_cache_config.transfer_groups) > 1:
+            return "the model has KV cache groups other than one of full attention"
         return compat.unpinned_obstacle()
 
     def bind_block_pool(self, pool: Any) -> None:
