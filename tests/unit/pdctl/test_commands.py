@@ -77,5 +77,7 @@ def test_the_engines_differ_in_role_and_nothing_of_the_transfer_else():
     commands, _ = planned(example("cpu-tiny"))
     configs = [json.loads(value_after(one.argv, "--kv-transfer-config")) for one in commands[:-1]]
     assert [config.pop("kv_role") for config in configs] == ["kv_producer", "kv_consumer"]
+    policies = [config.pop("kv_load_failure_policy") for config in configs]
+    assert policies == ["recompute", "fail"]
     assert configs[0] == configs[1]
     assert "engine_id" not in configs[0]

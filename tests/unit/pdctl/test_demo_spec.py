@@ -28,7 +28,7 @@ def test_the_legs_differ_in_the_switch_alone():
         assert without == with_reuse
         assert (less["bidirectional_kv_xfer"], more["bidirectional_kv_xfer"]) == (False, True)
         # The limits of reuse are there with reuse only.
-        assert more.keys() - less.keys() == {"kv_recompute_threshold", "decoder_kv_blocks_ttl"}
+        assert more.keys() - less.keys() == {"kv_recompute_threshold", "decoder_kv_blocks_ttl", "pd_retention"}
         assert all(less[name] == more[name] for name in less if name != "bidirectional_kv_xfer")
 
 
