@@ -56,6 +56,8 @@ COLLECTOR: Final = rf"^https?://[A-Za-z0-9_.-]+(:{_PORT})?(/[A-Za-z0-9._~/-]*)?$
 CONDITION_WORD: Final = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"
 
 VALKEY: Final = rf"^(valkey|redis)s?://[A-Za-z0-9_-]{{1,63}}(\.[A-Za-z0-9_-]{{1,63}})*(:{_PORT})?(/[0-9]{{1,4}})?$"
+VALKEY_LENGTH: Final = 261
+"""Of such a URL: the longest host has 253 characters, and the shortest scheme 8."""
 
 PATTERN_SENTENCES: Final = {
     DNS_LABEL: "lower-case letters, digits and '-', beginning with a letter",

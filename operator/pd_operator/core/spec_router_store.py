@@ -18,7 +18,7 @@ class ValkeyStore(SpecModel):
 
     url: str = Field(
         min_length=1,
-        max_length=512,
+        max_length=fields.VALKEY_LENGTH,
         pattern=fields.VALKEY,
         description="valkey://HOST:PORT, or valkeys:// for TLS; redis:// and rediss:// mean the same. One server, or "
         "the Service of a primary: neither cluster mode nor Sentinel. /NUMBER at the end chooses a database.",
