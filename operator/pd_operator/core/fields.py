@@ -52,10 +52,11 @@ CIDR: Final = (
     r"|[0-9a-fA-F]{0,4}(:[0-9a-fA-F]{0,4}){2,7}/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))$"
 )
 _PORT: Final = r"([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
-COLLECTOR: Final = rf"^https?://[A-Za-z0-9_.-]+(:{_PORT})?(/[A-Za-z0-9._~/-]*)?$"
+_LABELS: Final = r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*"
+COLLECTOR: Final = rf"^https?://{_LABELS}(:{_PORT})?(/[A-Za-z0-9._~/-]*)?$"
 CONDITION_WORD: Final = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"
 
-VALKEY: Final = rf"^(valkey|redis)s?://[A-Za-z0-9_-]{{1,63}}(\.[A-Za-z0-9_-]{{1,63}})*(:{_PORT})?(/[0-9]{{1,4}})?$"
+VALKEY: Final = rf"^(valkey|redis)s?://{_LABELS}(:{_PORT})?(/[0-9]{{1,4}})?$"
 VALKEY_LENGTH: Final = 261
 """Of such a URL: the longest host has 253 characters, and the shortest scheme 8."""
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pd_operator.core.fields import COLLECTOR, VALKEY
+from pd_operator.core.fields import COLLECTOR, VALKEY, VALKEY_LENGTH
 from pd_operator.core.generation import generation
 from pd_operator.core.render_router import render_router, render_router_in_cluster
 from pd_router.__main__ import parse_settings
@@ -135,15 +135,16 @@ def test_a_shared_store_has_the_same_defaults_on_both_sides() -> None:
     assert found.valkey == Valkey("valkey://cache", "/etc/pd-router/handle-key/b")
 
 
-@given(url=st.from_regex(VALKEY, fullmatch=True))
+@given(url=st.from_regex(VALKEY, fullmatch=True).filter(lambda url: len(url) <= VALKEY_LENGTH))
 @settings(deadline=None)
 def test_a_server_that_the_definition_accepts_is_one_for_the_router(url: str) -> None:
     parse_url(url)
 
 
-@given(endpoint=st.from_regex(COLLECTOR, fullmatch=True))
+@given(endpoint=st.from_regex(COLLECTOR, fullmatch=True).filter(lambda url: len(url.split("/")[2]) <= 253))
 @settings(deadline=None)
 def test_a_collector_that_the_definition_accepts_is_one_for_the_router(endpoint: str) -> None:
-    value = deployment(("spec.router.tracing", {"endpoint": endpoint[:512]}))
+    endpoint = endpoint[:512]
+    value = deployment(("spec.router.tracing", {"endpoint": endpoint}))
     argv = render_router(value, "127.0.0.1:8000", "127.0.0.1:9000", *URLS).argv
-    assert parse_settings(argv[1:])[0].tracing.endpoint == endpoint[:512]
+    assert parse_settings(argv[1:])[0].tracing.endpoint == endpoint
