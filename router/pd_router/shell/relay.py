@@ -183,7 +183,7 @@ class StreamRelay:
 
     def _start(self) -> None:
         self._record.first_content(self._prefilled_at)
-        headers = [*relayed_headers(self._exchange), *self._own_headers]
+        headers = [*relayed_headers(self._exchange, b"text/event-stream"), *self._own_headers]
         self._responder.begin_stream(200, headers, b"".join(self._held))
         self._held.clear()
         writer = self._responder.framed_writer()
