@@ -26,8 +26,6 @@ ROLES = ("prefill", "decode")
 GPU, EFA = "nvidia.com/gpu", "vpc.amazonaws.com/efa"
 NO_SCHEDULE = {"operator": "Exists", "effect": "NoSchedule"}
 DEVICES = {GPU: "8", EFA: "16", "hugepages-2Mi": "5Gi", "memory": "400Gi"}
-SMALL_DISK = ("spec.model.source.emptyDir.sizeLimitGiB", 1)
-"""The disk of the nodes is the machine's own, whatever their type."""
 
 Pod = dict[str, Any]
 
@@ -39,7 +37,7 @@ class Sample:
         self.serving = serving
         # There are no other nodes here that the router could go to.
         tolerations = [{"key": key, **NO_SCHEDULE} for key in (GPU, EFA)]
-        edits = ("spec.engine.image", FAKE_IMAGE), ("spec.router.pod.tolerations", tolerations), SMALL_DISK
+        edits = ("spec.engine.image", FAKE_IMAGE), ("spec.router.pod.tolerations", tolerations)
         raw = edited(example(FILE), *edits)
         self.serving.apply(raw)
         self.serving.until_settled(NAME)
