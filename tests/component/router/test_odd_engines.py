@@ -53,6 +53,10 @@ class Bench:
             lines = (await page.text()).splitlines()
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
+    async def retries(self) -> float:
+        samples = await self.samples()
+        return sum(value for name, value in samples.items() if name.startswith("pd_router_retries_total"))
+
     async def state(self) -> str:
         """Of decode's breaker."""
         async with aiohttp.ClientSession() as session, session.get(self.router.admin_url + "/debug/fleet") as page:
@@ -179,8 +183,10 @@ async def test_the_turn_after_an_early_answer_is_answered(bench: Bench) -> None:
         asked.over = True
 
     bench.decode.script = script
+    before = await bench.retries()
     assert b"early" in (await bench.ask(text="x" * 16_000_000)).body
     assert b"yes" in (await bench.ask()).body
+    assert await bench.retries() == before
     stopped.set()
 
 
