@@ -1,20 +1,26 @@
 """Is this object a usable handle? One answer for the router (before it sends) and the connector (before it reads).
 
 vLLM tests that the keys are present, not that the values make sense, and asserts inside the worker step when block
-lists do not fit: a malformed handle takes the engine down (HL-24). The check is shape only; whether the tokens match is
+lists do not fit: a malformed handle takes the engine down (HL-24). The check is shape only, down to numbers that no
+engine can have (a billion tokens in eight blocks, one block at eight places); whether the tokens match is
 the proof's business, and whether the handle is still alive is the holder's.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 MAX_BLOCK_ID: Final = (1 << 31) - 1
 MAX_PORT: Final = 65535
 MAX_PARALLEL_SIZE: Final = 4096
 MAX_CLOCK: Final = 1e12
+MAX_BLOCK_TOKENS: Final = 4096
+"""Tokens in a block of full attention; vLLM's are 8 to 256, and some thousands beside state layers."""
+MAX_STATE_TOKENS: Final = 1 << 22
+"""Tokens behind one block of a window or a state: no model has a longer context."""
+_NULL_BLOCK: Final = 0
 _REQUIRED: Final = (
     "remote_block_ids",
     "remote_engine_id",
@@ -133,7 +139,23 @@ def _block_fault(groups: Any, tokens: int) -> str | None:
         return "remote_block_ids is empty"
     if longest > tokens:
         return "remote_block_ids holds more blocks than remote_num_tokens has tokens"
+    # Blocks of full attention stand one behind the other. Where there are several groups, or one block, the longest may
+    # be a window or a state, which has few blocks however long the text is.
+    most = MAX_BLOCK_TOKENS if len(groups) == 1 and longest > 1 else MAX_STATE_TOKENS
+    if tokens > longest * most:
+        return f"remote_num_tokens is more than {most} for each of the blocks"
+    if any(_names_twice(group) for group in groups):
+        return "remote_block_ids holds a block twice"
     return None
+
+
+def _names_twice(group: Sequence[int]) -> bool:
+    """Whether a block stands there twice. 0 may: it is vLLM's placeholder for what left a window, or is no state."""
+    different = len(set(group))
+    if different == len(group):
+        return False
+    holes = group.count(_NULL_BLOCK)
+    return holes == len(group) or different != len(group) - holes + (holes > 0)
 
 
 def _is_int(value: Any) -> bool:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 import kopf
 from kubernetes.aio.config import ConfigException
 
 from pd_operator.shell.api import ApiError
 from pd_operator.shell.options import Options, parse_options
-from pd_operator.shell.run import CrdMissing, run_operator
+from pd_operator.shell.process import CrdMissing, WatchesEnded, run_operator
 
 logger = logging.getLogger("pd_operator")
+
+_ATTEMPT: Final = re.compile(r"Request attempt #(?P<number>\d+)")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -23,9 +27,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     _configure_logging(options)
     try:
         asyncio.run(run_operator(options))
-    except (CrdMissing, ApiError, ConfigException, OSError) as error:
+    except (CrdMissing, WatchesEnded, ApiError, ConfigException, OSError) as error:
         logger.error("can't serve: %s", error)
         sys.exit(1)
+    except asyncio.CancelledError:
+        logger.info("told to end before it served")
 
 
 def _configure_logging(options: Options) -> None:
@@ -33,6 +39,15 @@ def _configure_logging(options: Options) -> None:
     kopf.configure(verbose=options.verbose, log_format=log_format)
     for noisy in ("kopf", "aiohttp"):
         logging.getLogger(noisy).setLevel(logging.DEBUG if options.verbose else logging.WARNING)
+    if not options.verbose:
+        for caller in ("watching", "fetching"):
+            logging.getLogger(f"kopf._cogs.clients.{caller}").addFilter(_first_tries)
+
+
+def _first_tries(record: logging.LogRecord) -> bool:
+    """A watch is tried for ever; what it said a few times need not be said every half minute."""
+    attempt = _ATTEMPT.match(record.getMessage())
+    return attempt is None or int(attempt["number"]) <= 3
 
 
 if __name__ == "__main__":

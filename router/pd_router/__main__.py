@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -35,6 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="pd-router",
         description="Routes OpenAI requests over prefill and decode engines; reuses decode's KV for the next turn.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,  # what is short today may mean another flag tomorrow
     )
     add = parser.add_argument
     add("--listen", required=True, metavar="HOST:PORT", help="where clients connect")
@@ -199,10 +201,17 @@ def _add_discovery(parser: argparse.ArgumentParser) -> None:
 
 def _pod_discovery(args: argparse.Namespace) -> PodDiscovery | None:
     if args.discover_kubernetes is None:
-        if args.pods_scheme == "https":
-            raise SettingsError(["--pods-scheme: is for --discover-kubernetes NAMESPACE/NAME, which is not given"])
-        if args.kubeconfig:
-            raise SettingsError(["--kubeconfig: is for --discover-kubernetes NAMESPACE/NAME, which is not given"])
+        unused = PodDiscovery("", "")
+        given = {
+            "--pods-scheme": args.pods_scheme == "https",
+            "--kubeconfig": bool(args.kubeconfig),
+            "--discovery-relist": args.discovery_relist != unused.relist,
+            "--discovery-stall": args.discovery_stall != unused.stall,
+            "--discovery-retry-max": args.discovery_retry_max != unused.retry_max,
+        }
+        text = "is for --discover-kubernetes NAMESPACE/NAME, which is not given"
+        if problems := [f"{flag}: {text}" for flag, is_given in given.items() if is_given]:
+            raise SettingsError(problems)
         return None
     namespace, name = parse_deployment(args.discover_kubernetes, "--discover-kubernetes")
     return PodDiscovery(
@@ -275,6 +284,13 @@ def parse_settings(arguments: Sequence[str]) -> tuple[Settings, Logging]:
     return settings, read_logging(args)
 
 
+def _outlive_signals() -> None:
+    """What would end a process that does not ask for it: a terminal that closes, a SIGHUP that is to make it read its
+    files again (which it does when they change), a stray SIGUSR1. None of these may cut the streams that run."""
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the router. Exit codes: 0 after a drain, 1 when a port is taken, 2 for flags or credentials of no use."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -284,6 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for problem in error.problems:
             print(f"pd-router: {problem}", file=sys.stderr)
         return 2
+    _outlive_signals()
     # Imported late so that `--help` and bad flags answer at once.
     if settings.workers > 1:
         if WORKER_VARIABLE in os.environ:

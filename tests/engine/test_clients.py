@@ -14,7 +14,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from support.engine_pair import Message, Pair, Pairs, tiny_deployment, user
+from support.engine_pair import Answer, Message, Pair, Pairs, parts_at_a_tie, tiny_deployment, user
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
@@ -262,22 +262,83 @@ async def test_messages(pair: Pair, claude: anthropic.AsyncAnthropic) -> None:
         messages += [{"role": "assistant", "content": content}, user(pair.text(40))]
 
 
-async def test_streamed_messages(pair: Pair, claude: anthropic.AsyncAnthropic) -> None:
-    """They use what a whole answer left, and leave nothing themselves: the release's streams carry no handle."""
+@pytest.mark.parametrize("streams", [(True, True, True), (False, True, False)], ids=["streamed", "mixed"])
+async def test_streamed_messages(pair: Pair, claude: anthropic.AsyncAnthropic, streams: tuple[bool, ...]) -> None:
     messages: list[Any] = [user(pair.text(WORDS))]
-    for turn in range(3):
-        how: dict[str, Any] = {"model": "tiny", "messages": messages, "max_tokens": 24}
-        how["extra_body"] = {"temperature": 0}
-        if turn == 0:
-            raw = await claude.messages.with_raw_response.create(**how)
-            answer, request_id = await raw.parse(), raw.headers["x-request-id"]
-        else:
-            async with claude.messages.stream(**how) as stream:
-                answer = await stream.get_final_message()
-            request_id = stream.response.headers["x-request-id"]
+    marked = {"cache_control": {"type": "ephemeral"}}
+    system: list[Any] = [{"type": "text", "text": pair.text(20), **marked}]
+    for turn, stream in enumerate(streams):
+        how: dict[str, Any] = {"messages": messages, "system": system, "extra_body": {"temperature": 0}}
+        answer, request_id = await converse(claude, stream, **how)
         decision = await pair.decision(request_id)
-        assert (decision.get("pulled_tokens", 0) > 0) is (turn == 1), decision
-        assert (answer.usage.cache_read_input_tokens or 0) == decision["cached_tokens"]
+        assert decision.get("stored") == "stored", decision
+        if turn:
+            assert decision.get("pulled_tokens", 0) > 0, decision
+            assert decision["linked_by"] == "history"
+        usage = answer.usage
+        assert (usage.cache_read_input_tokens or 0) == decision["cached_tokens"] >= decision.get("pulled_tokens", 0)
+        assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == decision["prompt_tokens"]
+        counted = await claude.messages.count_tokens(model="tiny", messages=messages, system=system)
+        assert counted.input_tokens == decision["prompt_tokens"]
         assert answer.stop_reason in ("max_tokens", "end_turn")
         text = "".join(block.text for block in answer.content if block.type == "text")
         messages += [{"role": "assistant", "content": text}, user(pair.text(40))]
+
+
+async def converse(claude: anthropic.AsyncAnthropic, stream: bool, **fields: Any) -> tuple[Any, str]:
+    """One message as an application gets it, and its request id."""
+    how: dict[str, Any] = {"model": "tiny", "max_tokens": 24, **fields}
+    if not stream:
+        raw = await claude.messages.with_raw_response.create(**how)
+        return await raw.parse(), raw.headers["x-request-id"]
+    async with claude.messages.stream(**how) as streaming:
+        return await streaming.get_final_message(), streaming.response.headers["x-request-id"]
+
+
+async def test_tool_use_in_streamed_messages(pair: Pair, claude: anthropic.AsyncAnthropic) -> None:
+    function = TOOLS[0]["function"]
+    # Without `strict` vLLM lets the forced input be any JSON, and this model's is seldom an object.
+    tools = [{"name": function["name"], "input_schema": function["parameters"], "strict": True}]
+    messages: list[Any] = [user(pair.text(WORDS))]
+    how: dict[str, Any] = {"tools": tools, "tool_choice": {"type": "tool", "name": "weather"}, "max_tokens": 60}
+    answer, _ = await converse(claude, True, messages=messages, **how)
+    (call,) = (block for block in answer.content if block.type == "tool_use")
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": pair.text(20)}
+    content = [block.model_dump(exclude_none=True) for block in answer.content]
+    messages += [{"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
+    for _ in range(2):
+        answer, request_id = await converse(claude, True, messages=messages, tools=tools)
+        decision = await pair.decision(request_id)
+        assert decision.get("pulled_tokens", 0) > 0, decision
+        content = [block.model_dump(exclude_none=True) for block in answer.content]
+        messages += [{"role": "assistant", "content": content}, user(pair.text(40))]
+
+
+async def test_the_bytes_of_streamed_messages_and_their_answers(pair: Pair) -> None:
+    """Plain HTTP: nothing of a handle among them, and what was read back answers as what was computed."""
+    messages: list[Any] = [user(pair.text(WORDS))]
+    for turn in range(3):
+        body = {"model": "tiny", "messages": messages, "max_tokens": 12, "temperature": 0, "stream": True}
+        url, headers = f"{pair.deployment.urls.router}/v1/messages", {"x-api-key": "tenant-a"}
+        async with pair.session.post(url, json=body, headers=headers) as response:
+            seen = (await response.read()).decode()
+            assert response.status == 200, seen
+            decision = await pair.decision(response.headers["x-request-id"])
+        for word in ("kv_transfer_params", "remote_", "pd_proof", "pd_mode", "127.0.0.1"):
+            assert word not in seen, word
+        names = [line.removeprefix("event: ") for line in seen.splitlines() if line.startswith("event: ")]
+        assert (names[0], names[-2:]) == ("message_start", ["message_delta", "message_stop"])
+        events = [json.loads(line.removeprefix("data: ")) for line in seen.splitlines() if line.startswith("data: ")]
+        assert [event["type"] for event in events] == names
+        assert (decision.get("pulled_tokens", 0) > 0) is (turn > 0), decision
+        text = "".join(event["delta"]["text"] for event in events if event["type"] == "content_block_delta")
+        await pair.assert_text_equals_recompute(text, messages, max_tokens=12)
+        messages += [{"role": "assistant", "content": text}, user(pair.text(40))]
+
+
+async def test_a_text_that_parts_elsewhere_than_at_a_tie_is_noticed() -> None:
+    fresh = Answer({}, [-1.0, -2.0], [" a", " b"], {}, [{" a": -1.0, " x": -1.05}, {" b": -2.0, " y": -2.3}])
+    assert [parts_at_a_tie(text, fresh) for text in (" a b", " x q", " x", " a y", " a z", " a", " a b c")] == [
+        *(True, True, True),
+        *(False, False, False, False),
+    ]

@@ -65,6 +65,10 @@ class FaultyPort:
         """See ClusterApi."""
         return await self._call(lambda: self.inner.apply(manifest, uid))
 
+    async def rehearse(self, manifest: Mapping[str, Any], uid: str | None) -> None:
+        """See ClusterApi."""
+        return await self._call(lambda: self.inner.rehearse(manifest, uid))
+
     async def hand_over(self, manifest: Mapping[str, Any], uid: str) -> None:
         """See ClusterApi."""
         return await self._call(lambda: self.inner.hand_over(manifest, uid))

@@ -4,6 +4,7 @@ Separate from the tests because what "equal to recompute" means is decided here,
 without a principal, which gives no reuse by the router, and with a cache salt of their own, because decode's prefix
 cache would otherwise serve the very blocks that the answer under test was made from. The log-probabilities of the
 generated tokens must agree within a tolerance. Texts are not compared: bfloat16 sums in another order may tip a tie.
+Where an API tells no log-probabilities, its text may leave the recomputed one only at such a tie.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class Answer:
     logprobs: list[float]
     tokens: list[str]
     decision: dict[str, Any]
+    others: list[dict[str, float]] = field(default_factory=list)
+    """Log-probabilities of the likeliest tokens at each place, where they were asked for."""
 
     @property
     def attached(self) -> bool:
@@ -131,6 +134,7 @@ class Pair:
             logprobs=[item["logprob"] for item in content],
             tokens=[item["token"] for item in content],
             decision=await self.decision(request_id, via),
+            others=[{one["token"]: one["logprob"] for one in item.get("top_logprobs") or ()} for item in content],
         )
 
     async def decision(self, request_id: str, via: RouterProcess | None = None) -> dict[str, Any]:
@@ -155,6 +159,23 @@ class Pair:
             f"{answer.tokens[:COMPARED_TOKENS]} {answer.logprobs[:COMPARED_TOKENS]} against "
             f"{fresh.tokens[:COMPARED_TOKENS]} {fresh.logprobs[:COMPARED_TOKENS]}; {answer.decision}"
         )
+
+    async def assert_text_equals_recompute(self, text: str, messages: Sequence[Message], **fields: Any) -> None:
+        """Compare a text that came without log-probabilities with the same turn as a chat without reuse."""
+        fresh = await self.recompute(messages, top_logprobs=5, **fields)
+        assert parts_at_a_tie(text, fresh), (text, fresh.tokens, fresh.others)
+
+
+def parts_at_a_tie(text: str, fresh: Answer) -> bool:
+    """Whether a text is the recomputed one, or leaves it where both ways were equally likely."""
+    rest = text
+    for token, others in zip(fresh.tokens, fresh.others, strict=True):
+        if rest.startswith(token):
+            rest = rest.removeprefix(token)
+            continue
+        best = max(others.values())
+        return any(rest.startswith(other) and best - logprob <= 2 * TOLERANCE for other, logprob in others.items())
+    return not rest
 
 
 def distance(one: Answer, other: Answer) -> float:

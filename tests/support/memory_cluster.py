@@ -34,6 +34,8 @@ class MemoryCluster:
         self.writes: list[tuple[str, Ref]] = []
         """Calls that may change something, whether they did or not."""
         self.listeners: list[Listener] = []
+        self.policy: Callable[[Mapping[str, Any]], None] | None = None
+        """Admission: raises what an apply of that manifest, or a rehearsal of it, is answered with."""
         self._version = itertools.count(100)
         self._uid = itertools.count(1)
 
@@ -128,11 +130,8 @@ class MemoryCluster:
         """See ClusterApi."""
         ref = _ref(manifest)
         self._write("apply", ref)
+        self._admit(manifest, uid)
         old = self.objects.get(ref)
-        if uid is not None and (old is None or old["metadata"]["uid"] != uid):
-            raise ApiError(409, "Conflict", "uid mismatch")
-        if uid is None and old is not None and _own_entry(old) is None:
-            raise ApiError(409, "Conflict", "Apply failed with conflicts")
         new = _merged(old or {}, manifest)
         metadata = new["metadata"]
         metadata.setdefault("uid", f"uid-{next(self._uid)}")
@@ -144,6 +143,11 @@ class MemoryCluster:
         if old is not None and _without_generation(old) == _without_generation(new) and not changed:
             return _copy(old)
         return _copy(self._store(ref, new))
+
+    async def rehearse(self, manifest: Mapping[str, Any], uid: str | None) -> None:
+        """See ClusterApi."""
+        self.calls.append(("rehearse", _ref(manifest)))
+        self._admit(manifest, uid)
 
     async def hand_over(self, manifest: Mapping[str, Any], uid: str) -> None:
         """See ClusterApi."""
@@ -207,6 +211,15 @@ class MemoryCluster:
         self.events.append(dict(event))
 
     # --- inside ----------------------------------------------------------------------------------
+
+    def _admit(self, manifest: Mapping[str, Any], uid: str | None) -> None:
+        old = self.objects.get(_ref(manifest))
+        if uid is not None and (old is None or old["metadata"]["uid"] != uid):
+            raise ApiError(409, "Conflict", "uid mismatch")
+        if uid is None and old is not None and _own_entry(old) is None:
+            raise ApiError(409, "Conflict", "Apply failed with conflicts")
+        if self.policy is not None:
+            self.policy(manifest)
 
     def _write(self, verb: str, ref: Ref) -> None:
         self.calls.append((verb, ref))

@@ -44,6 +44,7 @@ class Workload:
     """The numbers of a StatefulSet or Deployment.
 
     Attributes:
+        begun: the controller has seen it at all.
         current: the controller has seen the newest spec, so the counts are about it.
         wanted: replicas asked for in the spec, whoever set them.
         available: pods that have been ready for `minReadySeconds`.
@@ -66,6 +67,7 @@ class Workload:
     update_revision: str = ""
     deadline_passed: bool = False
     pods_refused: str = ""
+    begun: bool = True
     immutable: str = "{}"
 
     @property
@@ -200,6 +202,7 @@ def _owned_fields(metadata: Mapping[str, Any]) -> str:
 def _workload(kind: str, raw: Mapping[str, Any]) -> Workload:
     metadata, spec, status = (_mapping(raw.get(part)) for part in ("metadata", "spec", "status"))
     return Workload(
+        begun=int(status.get("observedGeneration", 0)) > 0,
         current=int(status.get("observedGeneration", 0)) >= int(metadata.get("generation", 0)),
         wanted=int(spec.get("replicas", 1)),
         replicas=int(status.get("replicas", 0)),

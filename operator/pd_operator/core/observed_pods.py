@@ -48,6 +48,8 @@ class Pod:
         admin_port: a router's admin port, 0 for other pods.
         vllm_version: as the self-test found it in the engine's image; empty when it has not said.
         nixl_version: the same of NIXL.
+        ends_by: when a pod in deletion must have ended, as an RFC 3339 time: the end of its grace period.
+        finalizers: what a pod in deletion waits for besides its containers.
         not_begun: it has a node and no container of it has begun: volumes are mounted, or a network is made. What
             goes wrong there stands in no status, see `observed_events`.
     """
@@ -68,6 +70,9 @@ class Pod:
     nixl_version: str = ""
     trouble: Trouble | None = None
     not_begun: bool = False
+    ends_by: str = ""
+    finalizers: tuple[str, ...] = ()
+    node: str = ""
 
 
 def observe_pod(raw: Mapping[str, Any]) -> Pod:
@@ -98,6 +103,9 @@ def observe_pod(raw: Mapping[str, Any]) -> Pod:
         nixl_version=_version(found, names.FOUND_NIXL),
         trouble=None if ready or deleting else diagnose(spec, status),
         not_begun=not deleting and _not_begun(status),
+        ends_by=str(metadata.get("deletionTimestamp") or ""),
+        finalizers=tuple(map(str, metadata.get("finalizers") or ())) if deleting else (),
+        node=str(spec.get("nodeName", "")),
     )
 
 

@@ -34,7 +34,7 @@ class Reason(StrEnum):
     IMMUTABLE_FIELD = "ImmutableField"
     """The wanted change touches a field that can't change in place, and re-creation would orphan running pods."""
     APPLY_REFUSED = "ApplyRefused"
-    """The API server refused a child; the message is its own."""
+    """The API server refused a child; the message is its own. What runs is left as it is, see `plan_rehearsal`."""
     WAITING_FOR_API = "WaitingForAPI"
     """A part of the API server does not know PDDeployments yet, seconds after their definition was installed."""
 
@@ -49,6 +49,9 @@ class Reason(StrEnum):
     """A Secret, ConfigMap or volume that the container needs is missing or unusable."""
     POD_FAILED = "PodFailed"
     """The node refused or evicted the pod."""
+    TERMINATION_STUCK = "TerminationStuck"
+    """An engine's grace period is over and the pod is still there, so its successor can't be made: a finalizer, or a
+    node that is gone."""
 
     # Progress
     ALL_READY = "AllReady"

@@ -14,15 +14,17 @@ from typing import Any, Final
 
 from pd_operator.core.choices import Role
 from pd_operator.core.model import PDDeployment
+from pd_operator.core.names import ROUTER
 from pd_operator.core.observed import Observed, Workload
+from pd_operator.core.observed_endings import with_overdue_endings
 from pd_operator.core.plan import Refusal, role_of
 from pd_operator.core.problems import Problem
 from pd_operator.core.reasons import ConditionType, Reason
 from pd_operator.core.rollout import held_texts, paired
 from pd_operator.core.status_model import Condition, ConditionStatus, EngineVersions, PDDeploymentStatus, RoleStatus
 from pd_operator.core.status_reuse import NO_PAIR, reuse_verdicts
-from pd_operator.core.status_roles import ROLES, RoleFacts, judge_role, role_facts, shortfall
-from pd_operator.core.status_verdict import Verdict
+from pd_operator.core.status_roles import ROLES, SERVICE, RoleFacts, judge_role, role_facts, shortfall
+from pd_operator.core.status_verdict import Verdict, is_blocking
 from pd_operator.core.versions import version_in_image, version_text
 
 TAG_LIMIT: Final = 64
@@ -49,9 +51,10 @@ def compute_status(
         wish: the accepted spec, or the problems of a refused one.
         observed: what was seen; its `raw` holds the previous status.
         refusals: children that could not be brought to what is wanted.
-        now: RFC 3339 time for verdicts that change.
+        now: RFC 3339 time, for verdicts that change and for pods that should have ended.
     """
     previous = previous_status(observed.raw)
+    observed = with_overdue_endings(observed, now)
     facts = role_facts(wish.manifests if isinstance(wish, Wish) else (), observed, tuple(refusals))
     if isinstance(wish, Wish):
         held = held_texts(wish.generation, wish.manifests, observed)
@@ -89,7 +92,7 @@ def _verdicts(
     roles = {role: judge_role(facts[role]) for role in ROLES}
     verdicts = {ROLES[role]: verdict for role, verdict in roles.items()}
     if isinstance(wish, Wish):
-        verdicts[ConditionType.READY] = _ready(roles, observed)
+        verdicts[ConditionType.READY] = _ready(roles, facts, observed)
         verdicts[ConditionType.PROGRESSING] = _progressing(facts, verdicts[ConditionType.READY])
     else:
         invalid = Verdict(ConditionStatus.FALSE, Reason.INVALID_SPEC, _problems_text(wish))
@@ -98,49 +101,68 @@ def _verdicts(
     return verdicts | reuse_verdicts(wish.deployment if isinstance(wish, Wish) else None, observed)
 
 
-def _ready(roles: Mapping[str, Verdict], observed: Observed) -> Verdict:
+def _ready(roles: Mapping[str, Verdict], facts: Mapping[str, RoleFacts], observed: Observed) -> Verdict:
     """Are requests served?"""
     away = {role: verdict for role, verdict in roles.items() if verdict.status is not ConditionStatus.TRUE}
+    no_way_in = _no_way_in(facts[ROUTER], observed)
+    if no_way_in is not None:
+        away[ROUTER] = no_way_in
     if away:
         worst = min(away.values(), key=lambda verdict: verdict.severity)
-        message = _by_role(away)
-        return Verdict(ConditionStatus.FALSE, worst.reason, message)
+        return Verdict(ConditionStatus.FALSE, worst.reason, _by_role(away, facts) + _meaning(facts, serves=False))
     if not paired(observed):
         return Verdict(ConditionStatus.FALSE, Reason.NO_PAIR, f"{NO_PAIR}; requests get a 503")
-    lacking = {role: verdict for role, verdict in roles.items() if verdict.reason is not Reason.ALL_READY}
+    lacking = {role: verdict for role, one in facts.items() if (verdict := shortfall(one)) is not None}
     if not lacking:
         return Verdict(ConditionStatus.TRUE, Reason.ALL_READY, "prefill, decode and router are ready")
-    message = "; ".join(f"{role}: {verdict.message}" for role, verdict in lacking.items())
-    return Verdict(ConditionStatus.TRUE, Reason.SERVING, message)
+    return Verdict(ConditionStatus.TRUE, Reason.SERVING, _by_role(lacking, facts) + _meaning(facts, serves=True))
 
 
-def _by_role(verdicts: Mapping[str, Verdict]) -> str:
-    """Each role's message. What is no role's own is said once and without a role."""
-    waiting = {one.message for one in verdicts.values() if one.reason is Reason.WAITING_FOR_API}
-    rest = [f"{role}: {one.message}" for role, one in verdicts.items() if one.message not in waiting]
-    return "; ".join([*waiting, *rest])
+def _no_way_in(router: RoleFacts, observed: Observed) -> Verdict | None:
+    """The routers' Service is refused and there is none of ours: clients reach somebody else, or nobody."""
+    mine = {child.ref for child in observed.mine()}
+    for one in router.refusals:
+        if one.ref.kind == SERVICE and one.role == ROUTER and one.ref not in mine:
+            return Verdict(ConditionStatus.FALSE, one.reason, one.message)
+    return None
+
+
+def _meaning(facts: Mapping[str, RoleFacts], *, serves: bool) -> str:
+    """For whoever reads of a refused child: what becomes of requests, and that nothing has to be done again."""
+    if not any(is_blocking(refusal.reason) for one in facts.values() for refusal in one.refusals):
+        return ""
+    return f"; {'requests are served as before' if serves else 'no request is served'}, and it is tried again"
+
+
+def _by_role(verdicts: Mapping[str, Verdict], facts: Mapping[str, RoleFacts]) -> str:
+    """Each role's message. What is refused for all of them is said once and without a role."""
+    common = {"; ".join(one.message for one in role.refusals if not one.role) for role in facts.values()} - {""}
+    own = [f"{role}: {one.message}" for role, one in verdicts.items() if one.message not in common]
+    return "; ".join([*(common if len(own) < len(verdicts) else ()), *own])
 
 
 def _progressing(facts: Mapping[str, RoleFacts], ready: Verdict) -> Verdict:
     """Is the deployment on its way to what the spec asks for?"""
+    missing = {role: verdict for role, one in facts.items() if (verdict := shortfall(one)) is not None}
+    refused = any(verdict.blocks for role, verdict in missing.items() if facts[role].refusals)
     stuck = [role for role, one in facts.items() if one.stuck]
-    if stuck:
+    if stuck and not refused:
         message = "; ".join(f"{role}: {facts[role].stuck_message}" for role in stuck)
         return Verdict(ConditionStatus.FALSE, Reason.ROLLOUT_STUCK, message)
-    missing = {role: verdict for role, one in facts.items() if (verdict := shortfall(one)) is not None}
     blocked = {role: verdict for role, verdict in missing.items() if verdict.blocks}
     if blocked:
         worst = min(blocked.values(), key=lambda verdict: verdict.severity)
-        message = "; ".join(f"{role}: {verdict.message}" for role, verdict in blocked.items())
+        message = _by_role(blocked, facts) + _meaning(facts, serves=ready.status is ConditionStatus.TRUE)
         return Verdict(ConditionStatus.FALSE, worst.reason, message)
-    moving = {role: one for role, one in facts.items() if one.moving is not None}
-    if not moving:
+    moving = {role: one.moving for role, one in facts.items() if one.moving is not None}
+    waiting = {role: verdict.reason for role, verdict in missing.items() if facts[role].refusals}
+    if not moving and not waiting:
         return Verdict(ConditionStatus.FALSE, Reason.COMPLETE, "every pod runs what the spec asks for")
-    message = _by_role({role: missing[role] for role in moving})
+    message = _by_role({role: missing[role] for role in facts if role in {**moving, **waiting}}, facts)
     replaced = any(facts[role].replaced for role in Role) and all(one.wanted for one in facts.values())
     if replaced and ready.status is not ConditionStatus.TRUE:
         return Verdict(ConditionStatus.TRUE, Reason.SERVICE_GAP, f"{message}; requests get a 503 until then")
-    reason = min((one.moving or Reason.STARTING for one in moving.values()), key=list(Reason).index)
+    reason = min([*moving.values(), *([] if moving else waiting.values())], key=list(Reason).index)
     return Verdict(ConditionStatus.TRUE, reason, message)
 
 

@@ -1,13 +1,14 @@
 """One role's condition: does it serve, and what is missing until it is as the spec wants it.
 
 Ready means that the role has a ready pod. What is missing beyond that, more pods or newer ones, is in the message and
-in `Progressing`: a deployment that is scaled up or rolled out does not stop to be ready.
+in `Progressing`: a deployment that is scaled up or rolled out does not stop to be ready, and neither does one of which
+a child is refused or stands in somebody else's place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pd_operator.core.names import ROUTER
@@ -25,6 +26,7 @@ ROLES: Final = {
     ROUTER: ConditionType.ROUTER_READY,
 }
 WORKLOAD_KINDS: Final = ("StatefulSet", "Deployment")
+SERVICE: Final = "Service"
 SHOWN_PODS: Final = 3
 """Most pods that a message names."""
 
@@ -39,6 +41,7 @@ class RoleFacts:
         refusals: children of this role (or of all roles) that are not as wanted.
         troubled: pods that something keeps from running, worst first.
         held: what a rollout keeps back for now, as the end of a sentence; empty when nothing is.
+        ending: names of engines that end in their own time, whose successors come after them.
         pods_refused: why pods are not made, in the words of their controller; empty when they are.
     """
 
@@ -48,6 +51,7 @@ class RoleFacts:
     refusals: tuple[Refusal, ...]
     troubled: tuple[Pod, ...]
     selector: str
+    ending: tuple[str, ...] = ()
     held: str = ""
     pods_refused: str = ""
 
@@ -60,9 +64,13 @@ class RoleFacts:
     def moving(self) -> Reason | None:
         """How far a change has come, or None when nothing moves."""
         workload = self.workload
-        if workload is None or not workload.current:
-            return Reason.CREATING if workload is None else Reason.ROLLING_OUT
-        if workload.updated < min(workload.replicas, self.wanted):
+        if workload is None or not workload.begun:
+            return Reason.CREATING
+        if not workload.current:
+            # Its counts are about an earlier spec, and whether its template differs is not known here.
+            return Reason.SCALING if workload.replicas != workload.wanted else Reason.ROLLING_OUT
+        # A StatefulSet counts no ending pod as updated: without another template that is no rollout.
+        if (self.replaced or self.role == ROUTER) and workload.updated < min(workload.replicas, self.wanted):
             return Reason.ROLLING_OUT
         if workload.replicas != self.wanted:
             return Reason.SCALING
@@ -93,6 +101,8 @@ class RoleFacts:
         workload = self.workload
         for pod in self.stuck_pods:
             what = _pod_text(pod)
+            if pod.deleting:
+                return f"{what}. The rollout waits for it"
             if workload is not None and pod.revision != workload.update_revision:
                 return (
                     f"{what}. It runs an earlier template and the rollout may wait for it for ever: "
@@ -134,6 +144,7 @@ def _facts(
         workload=workload,
         refusals=tuple(one for one in refusals if one.role in (role, "")),
         troubled=tuple(troubled),
+        ending=tuple(pod.name for pod in observed.pods if role == pod.role and pod.deleting and pod.trouble is None),
         selector=",".join(f"{key}={value}" for key, value in sorted(labels.items())),
         pods_refused=_pods_refused(child, observed),
     )
@@ -150,16 +161,34 @@ def judge_role(facts: RoleFacts) -> Verdict:
     missing = shortfall(facts)
     if missing is None:
         return Verdict(ConditionStatus.TRUE, Reason.ALL_READY, f"{facts.wanted} of {facts.wanted} ready")
-    if facts.refusals or not facts.wanted or not facts.ready:
+    if facts.wanted and facts.ready:
+        count = f"{facts.ready} of {facts.wanted} ready; " if facts.refusals else ""
+        return Verdict(ConditionStatus.TRUE, Reason.SERVING, f"{count}{missing.message}")
+    rest = _lacking(facts)
+    if rest is None or facts.workload is None or any(_carries(one, facts.role) for one in facts.refusals):
         return missing
-    return Verdict(ConditionStatus.TRUE, Reason.SERVING, missing.message)
+    # A budget or a policy that is refused keeps no pod from running: its own trouble is why it is not ready.
+    return replace(rest, message="; ".join([rest.message, *(one.message for one in facts.refusals)]))
+
+
+def _carries(refusal: Refusal, role: str) -> bool:
+    """Is the refused child the role's workload or its Service?"""
+    return refusal.role == role and refusal.ref.kind in (*WORKLOAD_KINDS, SERVICE)
 
 
 def shortfall(facts: RoleFacts) -> Verdict | None:
-    """What keeps the role from being as the spec wants it, None when nothing does."""
-    workload, false = facts.workload, ConditionStatus.FALSE
-    if facts.refusals:
-        return Verdict(false, facts.refusals[0].reason, "; ".join(one.message for one in facts.refusals))
+    """What keeps the role from being as the spec wants it, None when nothing does. Refusals speak first."""
+    rest = _lacking(facts)
+    if not facts.refusals:
+        return rest
+    texts = [one.message for one in facts.refusals]
+    texts += [rest.message] if rest is not None and rest.blocks else []
+    return Verdict(ConditionStatus.FALSE, facts.refusals[0].reason, "; ".join(texts))
+
+
+def _lacking(facts: RoleFacts) -> Verdict | None:
+    """What its workload and pods lack."""
+    false = ConditionStatus.FALSE
     moving = facts.moving
     if moving is None:
         none = Verdict(false, Reason.SCALED_TO_ZERO, "no replica is wanted; requests get a 503")
@@ -177,15 +206,22 @@ def shortfall(facts: RoleFacts) -> Verdict | None:
         assert first.trouble is not None
         return Verdict(false, first.trouble.reason, f"{count}; {text}")
     held = f"; {facts.held}" if facts.held else ""
-    return Verdict(false, moving, f"{count}; {_moving_text(moving, workload)}{held}")
+    return Verdict(false, moving, f"{count}; {_moving_text(moving, facts)}{held}")
 
 
-def _moving_text(moving: Reason, workload: Workload | None) -> str:
+def _moving_text(moving: Reason, facts: RoleFacts) -> str:
+    workload = facts.workload
     if workload is None:
         return "not created yet"
+    if moving is Reason.CREATING:
+        return "just created"
     if moving is Reason.ROLLING_OUT:
         return f"{workload.updated} of {workload.replicas} run the newest template" if workload.current else "updating"
-    return f"{workload.replicas} exist" if moving is Reason.SCALING else "starting"
+    if moving is Reason.SCALING:
+        return f"{workload.replicas} exist"
+    if facts.ending and facts.role != ROUTER:
+        return f"{', '.join(facts.ending[:SHOWN_PODS])} must end before another starts"
+    return "starting"
 
 
 def _pod_text(pod: Pod) -> str:

@@ -20,6 +20,7 @@ _BLOCKING: Final = (
     Reason.CRASH_LOOPING,
     Reason.CONTAINER_NOT_CREATED,
     Reason.POD_FAILED,
+    Reason.TERMINATION_STUCK,
     Reason.UNSCHEDULABLE,
     Reason.NOTHING_PULLED,
 )

@@ -64,6 +64,9 @@ class ClusterApi(Protocol):
     async def apply(self, manifest: Mapping[str, Any], uid: str | None) -> Mapping[str, Any]:
         """Server-side apply. With a uid only that object is changed; without one, nothing that others own."""
 
+    async def rehearse(self, manifest: Mapping[str, Any], uid: str | None) -> None:
+        """The same as `apply` without any effect: does the server take it?"""
+
     async def hand_over(self, manifest: Mapping[str, Any], uid: str) -> None:
         """Make another field manager own the fields of a manifest, at the value that they have."""
 

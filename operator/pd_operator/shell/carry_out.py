@@ -1,4 +1,5 @@
-"""A plan → API calls. One child that the server refuses does not keep the others from being written.
+"""A plan → API calls. One child that the server refuses does not keep the others from being written, except for a
+workload: then nothing that exists is changed, see `plan_rehearsal`.
 
 Separate from the reconcile because this is where each kind of failure gets its meaning: refused for good (a condition
 for people), not possible now (tried again), or pointless because the namespace is going.
@@ -7,14 +8,15 @@ for people), not possible now (tried again), or pointless because the namespace 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pd_operator.core.observed import observe_child
+from pd_operator.core.observed import Observed, observe_child
 from pd_operator.core.observed_kinds import Ref, kind_named
 from pd_operator.core.plan import Apply, Delete, Plan, Refusal, Why, role_of
 from pd_operator.core.plan_ownership import lost_fields
+from pd_operator.core.plan_rehearsal import is_change, left_alone, rehearsal, rehearsed
 from pd_operator.core.plan_renames import Rename, removals, renamed_items
 from pd_operator.core.plan_repair import moved_items, without_claims
 from pd_operator.core.reasons import Reason
@@ -57,30 +59,40 @@ class Hands:
         self._log = log
         self.not_kept: dict[str, frozenset[str]] = {}
 
-    async def carry_out(self, plan: Plan) -> Outcome:
-        """Run the actions in order."""
+    async def carry_out(self, plan: Plan, observed: Observed) -> Outcome:
+        """Run the actions in order, after those that must not be refused have been tried dry.
+
+        Args:
+            plan: what to do.
+            observed: what it was planned from.
+        """
         refusals = list(plan.refusals)
-        wrote = 0
-        for action in plan.actions:
+        tried = rehearsal(plan.actions, observed)
+        refused: list[Refusal] = []
+        wrote: list[Ref] = []
+        for dry, action in (*((True, one) for one in tried), *((False, one) for one in plan.actions)):
+            if refused and not dry and is_change(action):
+                continue
             try:
-                if isinstance(action, Apply):
-                    await self._apply(action)
-                else:
-                    await self._delete(action)
+                await (self._rehearse(action) if dry else self._write(action))
             except ApiError as error:
                 if error.status in (404, 409):
                     await self._look_again(action.ref, action.uid)
                 if error.transient or error.namespace_is_going:
-                    return Outcome(tuple(refusals), error, wrote)
+                    return Outcome(tuple(refusals), error, len(wrote))
                 if NOT_KNOWN_YET in error.message:
                     # True of every child that has an owner: asking for the others as well would only repeat it.
                     self._log("%s in %s has to wait: %s", action.ref, action.ref.namespace, error)
-                    return Outcome((*refusals, _not_known_yet(action)), wrote=wrote)
+                    return Outcome((*refusals, _not_known_yet(action)), wrote=len(wrote))
                 logger.warning("%s in %s is refused: %s", action.ref, action.ref.namespace, error)
                 refusals.append(_refusal(action, error))
+                if any(one.ref == action.ref for one in tried):
+                    refused.append(refusals[-1])
             else:
-                wrote += 1
-        return Outcome(tuple(refusals), wrote=wrote)
+                wrote += [] if dry else [action.ref]
+        if refused:
+            refusals += left_alone([one for one in tried if one.ref not in wrote], refused)
+        return Outcome(tuple(refusals), wrote=len(wrote))
 
     def forget_children_except(self, uids: frozenset[str]) -> None:
         """Drop what was remembered about children that are gone."""
@@ -96,6 +108,22 @@ class Hands:
             self._mirror.see(kind_named(ref.kind), raw)
         elif uid is not None:
             self._mirror.gone(ref, uid)
+
+    async def _rehearse(self, action: Apply | Delete) -> None:
+        """Ask the server whether it would take an apply."""
+        assert isinstance(action, Apply)
+        try:
+            await self._api.rehearse(rehearsed(action), action.uid)
+        except ApiError as error:
+            # What an edit by hand has moved is put back when it is written; until then nothing can be tried.
+            if error.status != UNPROCESSABLE or not await self._in_the_way(action):
+                raise
+
+    async def _write(self, action: Apply | Delete) -> None:
+        if isinstance(action, Apply):
+            await self._apply(action)
+        else:
+            await self._delete(action)
 
     async def _apply(self, action: Apply) -> None:
         if action.hand_over is not None and action.uid is not None:
@@ -144,14 +172,19 @@ class Hands:
 
     async def _clear_the_way(self, action: Apply) -> bool:
         """After a refusal: put back what an edit by hand has moved. False when it was not that."""
-        live = await self._api.get(action.ref)
-        if live is None or live["metadata"].get("uid") != action.uid:
-            return False
-        operations = moved_items(action.manifest, live)
+        version, operations = await self._in_the_way(action) or ("", ())
         if operations:
-            await self._api.patch(action.ref, _version(live), operations)
+            await self._api.patch(action.ref, version, operations)
             self._log("put back %s of %s", ", ".join(str(one["path"]) for one in operations), action.ref)
         return bool(operations)
+
+    async def _in_the_way(self, action: Apply) -> tuple[str, Sequence[Mapping[str, Any]]] | None:
+        """The live version, and the patch that puts back what an edit by hand has moved; None when nothing was."""
+        live = await self._api.get(action.ref)
+        if live is None or live["metadata"].get("uid") != action.uid:
+            return None
+        operations = moved_items(action.manifest, live)
+        return (_version(live), operations) if operations else None
 
     async def _delete(self, action: Delete) -> None:
         if not await self._api.delete(action.ref, action.uid, orphan=action.orphan):

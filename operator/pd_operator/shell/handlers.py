@@ -7,7 +7,8 @@ compares everything itself. So kopf writes nothing at all: no annotation, no fin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import kopf
@@ -20,6 +21,9 @@ from pd_wire import names
 
 POD_SELECTOR: Final = names.LABEL_DEPLOYMENT
 CHILD_SELECTOR: Final = f"{MANAGED_BY_LABEL}={MANAGED_BY},{names.LABEL_DEPLOYMENT}"
+
+LONGEST_PAUSE: Final = 30.0
+"""Seconds between two tries of a watch that is refused or gets no answer."""
 
 Seen = Callable[[Kind, Mapping[str, Any], bool], None]
 
@@ -53,6 +57,7 @@ def make_settings(request_timeout: float) -> kopf.OperatorSettings:
     settings.posting.enabled = False
     settings.networking.request_timeout = request_timeout
     settings.networking.trust_env = False
+    settings.networking.error_backoffs = _Pauses()
     settings.watching.server_timeout = 300
     settings.watching.connect_timeout = 10
     settings.queueing.idle_timeout = 1.0
@@ -65,6 +70,14 @@ def make_settings(request_timeout: float) -> kopf.OperatorSettings:
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=prefix)
     settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=prefix, key="last-handled")
     return settings
+
+
+class _Pauses:
+    """Pauses between the tries of one call, without an end: to kopf a watch that gave up is the end of all others, and
+    a namespace that is gone refuses for as long as it stays away."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((1.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0), itertools.repeat(LONGEST_PAUSE))
 
 
 def _watch(registry: kopf.OperatorRegistry, kind: Kind, seen: Seen) -> None:

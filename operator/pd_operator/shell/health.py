@@ -7,7 +7,7 @@ An API server that is down is no reason for that: the attempts are what counts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from aiohttp import web
@@ -34,6 +34,13 @@ class Vitals:
         self._wakeups = wakeups
         self._looked = clock()
         self._blind = 0
+        self._ending = ""
+        self.lost: Mapping[str, str] = {}
+        """Namespaces that can't be served, and why. Told, but no complaint: a restart would not bring them back."""
+
+    def ends(self, why: str) -> None:
+        """The process has begun to end."""
+        self._ending = why
 
     def looked(self, missed: int) -> None:
         """A complete look was tried; `missed` changes of the previous one never came through a watch."""
@@ -42,6 +49,8 @@ class Vitals:
 
     def complaint(self) -> str | None:
         """Why the process should be restarted, None when all is well."""
+        if self._ending:
+            return self._ending
         silent = self._clock() - self._looked
         if silent > 3 * self._resync + 60:
             return f"no complete look at the cluster for {silent:.0f} s"
@@ -91,7 +100,8 @@ class Sites:
     async def _healthz(self, _request: web.Request) -> web.Response:
         complaint = self._vitals.complaint()
         if complaint is None:
-            return web.Response(text="ok\n")
+            lost = (f"not served: {namespace}: {why}\n" for namespace, why in sorted(self._vitals.lost.items()))
+            return web.Response(text="".join(("ok\n", *lost)))
         logger.error("unhealthy: %s", complaint)
         return web.Response(status=503, text=f"{complaint}\n")
 

@@ -78,12 +78,11 @@ class KubeApi:
 
     async def apply(self, manifest: Mapping[str, Any], uid: str | None) -> Mapping[str, Any]:
         """See ClusterApi."""
-        metadata = manifest["metadata"]
-        body = {**manifest, "metadata": {**metadata, "uid": uid}} if uid else dict(manifest)
-        path = _path(kind_named(manifest["kind"]), metadata["namespace"], metadata["name"])
-        # Without a uid the object was absent a moment ago: what somebody else has made since must not be overwritten.
-        query = {"fieldManager": MANAGER, "force": "true" if uid else "false"}
-        return await self._call("PATCH", path, query, body, _APPLY)
+        return await self._apply(manifest, uid, {})
+
+    async def rehearse(self, manifest: Mapping[str, Any], uid: str | None) -> None:
+        """See ClusterApi."""
+        await self._apply(manifest, uid, {"dryRun": "All"})
 
     async def hand_over(self, manifest: Mapping[str, Any], uid: str) -> None:
         """See ClusterApi. Without force: when the value has changed meanwhile, the server says Conflict."""
@@ -135,6 +134,14 @@ class KubeApi:
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         """See ClusterApi."""
         await self._call("POST", _path(EVENTS, namespace), {}, dict(event), _JSON)
+
+    async def _apply(self, manifest: Mapping[str, Any], uid: str | None, more: Mapping[str, str]) -> Mapping[str, Any]:
+        metadata = manifest["metadata"]
+        body = {**manifest, "metadata": {**metadata, "uid": uid}} if uid else dict(manifest)
+        path = _path(kind_named(manifest["kind"]), metadata["namespace"], metadata["name"])
+        # Without a uid the object was absent a moment ago: what somebody else has made since must not be overwritten.
+        query = {"fieldManager": MANAGER, "force": "true" if uid else "false", **more}
+        return await self._call("PATCH", path, query, body, _APPLY)
 
     async def _call(
         self,

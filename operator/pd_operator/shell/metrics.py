@@ -48,9 +48,20 @@ class Metrics:
             "PDDeployments that this operator leaves alone because another one manages them.",
             registry=self.registry,
         )
+        self.takeovers = Counter(
+            "pd_operator_takeovers",
+            "PDDeployments that were taken over from another operator that gave no answer.",
+            registry=self.registry,
+        )
         self.waiting = Gauge("pd_operator_waiting", "PDDeployments that wait for a reconcile.", registry=self.registry)
         self.resyncs = Counter(
             "pd_operator_resyncs", "Complete looks at the cluster by result.", ("result",), registry=self.registry
+        )
+        self.namespace_served = Gauge(
+            "pd_operator_namespace_served",
+            "1 for each listed namespace, 0 while it is gone or forbidden; no series when the whole cluster is served.",
+            ("name",),
+            registry=self.registry,
         )
         self.missed = Counter(
             "pd_operator_watch_missed",

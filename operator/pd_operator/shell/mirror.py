@@ -64,11 +64,18 @@ class Mirror:
         """The server has no such object any more, although no watch has told."""
         self._drop(ref, uid)
 
-    def take_unconfirmed(self) -> tuple[Ref, ...]:
-        """Changes that the previous lists brought and that no watch has brought since; forgets them."""
-        missed = tuple(self._unconfirmed)
-        self._unconfirmed.clear()
+    def take_unconfirmed(self, namespace: str | None = None) -> tuple[Ref, ...]:
+        """Changes that the previous lists brought and that no watch has brought since, of one namespace or of all;
+        forgets them."""
+        missed = tuple(ref for ref in self._unconfirmed if namespace in (None, ref.namespace))
+        for ref in missed:
+            del self._unconfirmed[ref]
         return missed
+
+    def forget_namespace(self, namespace: str) -> set[Key]:
+        """Nobody can tell any more what is in a namespace. The keys of all that were known there."""
+        refs = [ref for ref in self._owner_of if ref.namespace == namespace]
+        return {key for ref in refs if (key := self._drop(ref, None)) is not None}
 
     def deployment(self, key: Key) -> Mapping[str, Any] | None:
         """The raw PDDeployment, None when it is gone."""

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from pd_operator.core.observed import Child, Observed, observe_child
+from pd_operator.core.observed_endings import ends_soon
 from pd_operator.core.observed_events import hindrance, pods_refused, pods_to_ask_about, with_hindrances
 from pd_operator.core.observed_kinds import DEPLOYMENTS, PODS, Ref
 from pd_operator.core.observed_router import RouterAnswer
@@ -38,12 +39,13 @@ from pd_operator.shell.wakeups import Key
 logger = logging.getLogger(__name__)
 
 A_WHILE: Final = 5.0
-"""Seconds until pods that have not begun are looked at again; a kubelet tells a hindrance thrice in about two."""
+"""Seconds until pods that have not begun or ended are looked at again; a kubelet tells a hindrance thrice in two."""
 
 
 class Result(StrEnum):
     """How a reconcile ended; WAITING is tried again although nothing failed, SOON without ever longer pauses, and
-    BEGINNING after `A_WHILE`: pods begin soon or are hindered, and nothing wakes a reconcile for an Event.
+    BEGINNING after `A_WHILE`: pods begin or end soon or are hindered, and nothing wakes a reconcile for an Event or for
+    the end of a grace period.
     """
 
     SETTLED = "settled"
@@ -104,7 +106,7 @@ class Reconciler:
         todo = turn.plan
         if any(action.why is Why.ABSENT for action in todo.actions) and not await self._is_alive(observed):
             return Result.GONE
-        outcome = await self._hands.carry_out(todo)
+        outcome = await self._hands.carry_out(todo, observed)
         if outcome.interrupted is not None:
             if outcome.interrupted.namespace_is_going:
                 return Result.GONE
@@ -186,11 +188,12 @@ class Reconciler:
             for pod in silent
         }
         seen = with_hindrances(replace(now, raw=raw, pods_refused=refused), hindered)
-        status = compute_status(wish, seen, refusals, self._now())
+        time = self._now()
+        status = compute_status(wish, seen, refusals, time)
         old = previous_status(seen.raw)
         if seen.raw.get("status") != status.document():
             await self._write_status(seen, old, status)
-        if not all(hindered.values()):
+        if not all(hindered.values()) or ends_soon(seen, time):
             return Result.BEGINNING
         return Result.WAITING if lacking or hindered else Result.SETTLED
 

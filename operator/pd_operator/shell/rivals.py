@@ -29,6 +29,7 @@ class Rivals:
         self._claims: dict[Key, Claim] = {}
         self._left: set[Key] = set()
         self._waits: dict[Key, float] = {}
+        self._metrics = metrics
         metrics.standing_back.set_function(
             lambda: len(self._left) + sum(one.tries > 1 or one.answered_at is not None for one in self._claims.values())
         )
@@ -46,6 +47,9 @@ class Rivals:
         self._left.discard(key)
         if not turn.rival:
             self.forget(key)
+            if turn.former:
+                logger.warning("%s: the operator %s gives no answer; this one manages the object now", key, turn.former)
+                self._metrics.takeovers.inc()
             return turn, ()
         if turn.plan.actions:
             return turn, ()
@@ -57,6 +61,14 @@ class Rivals:
     def asked(self, key: Key, turn: Turn) -> None:
         """A turn was carried out: from now on its question may be answered."""
         if turn.claim is not None:
+            before = self._claims.get(key)
+            if turn.claim.suspected and (before is None or turn.claim.suspected != before.suspected):
+                logger.warning(
+                    "%s: the operator %s has not judged generation %d of the spec; asking whether it is alive",
+                    key,
+                    turn.rival,
+                    turn.claim.suspected,
+                )
             self._claims[key], self._waits[key] = turn.claim, turn.wait
 
     def _leave(self, key: Key, turn: Turn) -> tuple[Happening, ...]:

@@ -1,6 +1,6 @@
-"""Puts the operator together: one event loop, kopf beside the workers, the complete looks and the router questions.
+"""Everything that one operator holds, put together: the mirror, the workers, the complete looks, the router questions.
 
-Whatever ends first ends the process; the kubelet starts it again, and nothing is lost because nothing is kept.
+`process` starts it and lets it end.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import kopf
-
-from pd_operator.core.observed_kinds import DEPLOYMENTS, Kind
+from pd_operator.core.observed_kinds import Kind
 from pd_operator.core.render_context import RenderContext
 from pd_operator.shell.api import ApiError, ClusterApi
 from pd_operator.shell.carry_out import Hands
-from pd_operator.shell.handlers import make_registry, make_settings, selector_of, watched_kinds
-from pd_operator.shell.health import Sites, Vitals
-from pd_operator.shell.kube_api import KubeApi
+from pd_operator.shell.handlers import selector_of, watched_kinds
+from pd_operator.shell.health import Vitals
+from pd_operator.shell.lost import LostNamespaces
 from pd_operator.shell.metrics import Metrics
 from pd_operator.shell.mirror import Mirror
 from pd_operator.shell.options import Options
@@ -36,8 +34,8 @@ SECOND_LOOK: Final = 15.0
 """Seconds after the start; the watches begin within one or two."""
 
 
-class CrdMissing(Exception):
-    """The cluster does not know PDDeployments."""
+LOST_LOOK: Final = 30.0
+"""Seconds between two looks whether a namespace is back."""
 
 
 class Operator:
@@ -53,6 +51,8 @@ class Operator:
         self.wakeups = Wakeups(clock)
         self.vitals = Vitals(clock, options.resync, self.wakeups)
         self.polls = RouterPoll(self.mirror, self.wakeups.wake, options.router_poll, metrics, clock)
+        self._lost = LostNamespaces(options.namespaces, metrics)
+        self.vitals.lost = self._lost.names
         self._hands = Hands(api, self.mirror, metrics)
         self._rivals = Rivals(options.identity, clock, metrics)
         self._reconciler = Reconciler(
@@ -68,18 +68,48 @@ class Operator:
         metrics.waiting.set_function(lambda: len(self.wakeups))
 
     async def look_at_everything(self) -> None:
-        """List every kind into the mirror, then wake every PDDeployment.
+        """List every kind into the mirror, then wake every PDDeployment. A listed namespace that is gone or forbidden
+        is told and left out.
 
         Raises:
-            ApiError: when a list failed; what was listed until then counts.
+            ApiError: the first one of lists that failed otherwise; all others were made.
         """
-        for kind in watched_kinds():
-            for namespace in self._options.namespaces or (None,):
-                items, version = await self._api.list(kind, namespace, selector_of(kind))
-                for key in self.mirror.listed(kind, namespace, items, version):
-                    self.wakeups.wake(key)
+        failure: ApiError | None = None
+        for namespace in self._options.namespaces or (None,):
+            try:
+                await self._look_at(namespace)
+            except ApiError as error:
+                failure = failure or error
         self._hands.forget_children_except(self.mirror.child_uids())
+        if failure is not None:
+            raise failure
+
+    async def look_for_the_lost(self) -> None:
+        """Look whether namespaces are back that were gone or forbidden."""
+        for namespace in tuple(self._lost.names):
+            with contextlib.suppress(ApiError):  # not back yet
+                await self._look_at(namespace)
+
+    async def _look_at(self, namespace: str | None) -> None:
+        for kind in watched_kinds():
+            try:
+                items, version = await self._api.list(kind, namespace, selector_of(kind))
+            except ApiError as error:
+                if error.status != 403 or namespace is None:
+                    raise
+                self._lose(namespace, error)
+                return
+            for key in self.mirror.listed(kind, namespace, items, version):
+                self.wakeups.wake(key)
+        if namespace is not None and self._lost.find(namespace):
+            self.mirror.take_unconfirmed(namespace)  # Watches that are still open don't bring again what was forgotten.
         for key in self.mirror.keys():  # noqa: SIM118  a method of its own, no dict
+            if namespace in (None, key.namespace):
+                self.wakeups.wake(key)
+
+    def _lose(self, namespace: str, error: ApiError) -> None:
+        self._lost.lose(namespace, error)
+        for key in self.mirror.forget_namespace(namespace):
             self.wakeups.wake(key)
 
     def saw(self, kind: Kind, raw: object, gone: bool) -> None:
@@ -108,7 +138,12 @@ class Operator:
         await asyncio.sleep(min(SECOND_LOOK, self._options.resync))
         while True:
             await self.resync_once()
-            await asyncio.sleep(self._options.resync)
+            left = self._options.resync
+            while left > 0.0:
+                pause = min(left, LOST_LOOK)
+                await asyncio.sleep(pause)
+                left -= pause
+                await self.look_for_the_lost()
 
     async def resync_once(self) -> None:
         """One complete look, and the judgement whether the watches have brought what the last one found."""
@@ -169,63 +204,6 @@ class Operator:
             operator_namespace=self._options.operator_namespace,
             identity=self._options.identity,
         )
-
-
-async def run_operator(options: Options) -> None:
-    """Serve until SIGTERM.
-
-    Raises:
-        CrdMissing: when the custom resource definition is not installed.
-        ApiError: when the API server can't be used at the start.
-        OSError: when a port for health or metrics is taken.
-    """
-    metrics = Metrics()
-    api = await KubeApi.connect(options.request_timeout, metrics)
-    try:
-        await _check_crd(api, options)
-        operator = Operator(options, api, metrics)
-        sites = Sites(operator.vitals, metrics)
-        await sites.start(options.health, options.metrics)
-        try:
-            await operator.look_at_everything()
-            await _serve(operator, options)
-        finally:
-            await sites.stop()
-    finally:
-        await api.close()
-
-
-async def _check_crd(api: ClusterApi, options: Options) -> None:
-    namespace = options.namespaces[0] if options.namespaces else None
-    try:
-        await api.list(DEPLOYMENTS, namespace, "")
-    except ApiError as error:
-        if error.status == 404:
-            raise CrdMissing(f"the cluster does not serve {DEPLOYMENTS.plural}.{DEPLOYMENTS.group}") from error
-        raise
-
-
-async def _serve(operator: Operator, options: Options) -> None:
-    watches = kopf.operator(
-        registry=make_registry(operator.saw),
-        settings=make_settings(options.request_timeout),
-        standalone=True,
-        clusterwide=not options.namespaces,
-        namespaces=options.namespaces,
-    )
-    tasks = [asyncio.create_task(operator.work(), name=f"worker {n}") for n in range(options.workers)]
-    tasks.append(asyncio.create_task(operator.resync(), name="resync"))
-    tasks.append(asyncio.create_task(operator.polls.run(), name="router polls"))
-    tasks.append(asyncio.create_task(watches, name="watches"))
-    logger.info("serving %s", ", ".join(options.namespaces) or "all namespaces")
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _rfc3339_now() -> str:

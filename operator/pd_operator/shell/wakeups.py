@@ -13,8 +13,11 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 FIRST_DELAY: Final = 1.0
-LONGEST_DELAY: Final = 300.0
-"""Seconds."""
+LONGEST_DELAY: Final = 30.0
+"""Seconds. Whoever lifts a policy, raises a quota or renames an object wakes nobody here, so this is how late it is
+noticed, and with refused children it may be how long an outage lasts. Thirty objects that fail for ever cost one look
+per second; a server that has too much to do asks for more time by Retry-After.
+"""
 
 
 class Key(NamedTuple):

@@ -17,7 +17,8 @@ from typing import Any, Final
 import orjson
 
 from pd_router.core import errors
-from pd_router.core.refusals import told, told_in_stream
+from pd_router.core.careless import hints, is_odd_error, keeps_line, scrub
+from pd_router.core.refusals import harmless, told, told_in_stream
 from pd_wire.names import KV_PARAMS
 
 NAME: Final = KV_PARAMS.encode()
@@ -29,6 +30,8 @@ _COLON: Final = 0x3A
 _decode_value: Final = json.JSONDecoder().raw_decode
 ERROR: Final = b'"error"'
 """In every error event, as a key or as the value of `object`. In content the quotes are escaped."""
+_MARK: Final = b"\xef\xbb\xbf"
+"""A byte order mark: a stream may begin with one, in front of its first line."""
 _ERROR_TYPES: Final = frozenset({"error", "response.failed"})
 ESCAPE: Final = b"\\u00"
 """Without it no letter of ASCII is written as an escape."""
@@ -57,7 +60,7 @@ class Cut:
 
 def suspicious(data: bytes) -> bool:
     """Whether bytes of an answer may hold a handle or an error: if not, they may pass without being looked at."""
-    return NAME in data or ERROR in data or _may_hide(data)
+    return NAME in data or ERROR in data or _may_hide(data) or hints(data)
 
 
 def _may_hide(data: bytes) -> bool:
@@ -72,7 +75,7 @@ def strip_json(body: bytes) -> tuple[bytes, Handle | None]:
         ApiError: 502, when the name stands there as a key and its value cannot be read: no answer beats a leak.
     """
     if NAME not in body and not _may_hide(body):
-        return body, None
+        return _scrubbed(body), None
     found = find_members(body)
     if found is None:
         raise errors.upstream_failed("decode", "its answer cannot be read")
@@ -80,7 +83,14 @@ def strip_json(body: bytes) -> tuple[bytes, Handle | None]:
     rest = splice(body, spans)
     if spans and _names_again(rest):
         raise errors.upstream_failed("decode", "its answer cannot be read")
-    return _without_quotes(rest), handle
+    return _scrubbed(_without_quotes(rest)), handle
+
+
+def _scrubbed(body: bytes) -> bytes:
+    clean = scrub(body)
+    if clean is None:
+        raise errors.upstream_failed("decode", "its answer cannot be read")
+    return clean
 
 
 def _names_again(rest: bytes) -> bool:
@@ -112,28 +122,49 @@ def cut_event(event: bytes, frame: Callable[[bytes], bytes] = frame_openai) -> C
     rest = splice(event, _in_event(spans, lines)) if spans else event
     if spans and _names_again(splice(payload, spans)):
         return None
-    if NAME in rest:
-        rest = _without_named_lines(rest)
     return _judge_rest(rest, handle, frame)
 
 
 def _judge_rest(rest: bytes, handle: Handle | None, frame: Callable[[bytes], bytes]) -> Cut | None:
-    """Rewrite an error; refuse what names the handle and is no JSON."""
-    if NAME not in rest and ERROR not in rest:
+    """Rewrite an error, drop lines and fields that tell; refuse what names the handle and is no JSON."""
+    if NAME not in rest and ERROR not in rest and _is_chunk(rest):
         return Cut(rest, handle)
+    rest = _without_odd_lines(rest)
     lines = data_lines(rest)
-    if not lines:
+    payload = b"\n".join([rest[start:end] for start, end in lines])
+    if not lines or payload.strip() == b"[DONE]":
         return Cut(rest, handle)
     try:
-        answer = orjson.loads(b"\n".join([rest[start:end] for start, end in lines]))
+        answer = orjson.loads(payload)
     except orjson.JSONDecodeError:
-        return None if NAME in rest else Cut(rest, handle)
-    return Cut(frame(told_in_stream(answer)) if is_error(answer) else rest, handle)
+        told_of = NAME in rest or hints(rest) or not harmless(payload.decode("utf-8", "replace"))
+        return None if told_of else Cut(rest, handle)
+    if is_error(answer) or is_odd_error(rest, answer):
+        return Cut(frame(told_in_stream(answer if isinstance(answer, dict) else {})), handle)
+    clean = scrub(payload)
+    if clean is None:
+        return None
+    if clean is not payload:
+        others = [line for line in rest.splitlines(keepends=True) if line.strip() and not _is_data(line)]
+        rest = b"".join((*others, b"data: ", clean, b"\n\n"))
+    return Cut(rest, handle)
 
 
-def _without_named_lines(event: bytes) -> bytes:
-    """Drop comments and other lines without data that name the handle: a client needs none of them."""
-    kept = [line for line in event.splitlines(keepends=True) if line.startswith(b"data:") or NAME not in line]
+def _is_chunk(event: bytes) -> bool:
+    """Whether an event is a chunk of OpenAI's as engines write them, and nothing in it tells of a handle."""
+    return event.startswith(b"data: {") and event.count(b"\n") == 2 and b'"choices":' in event and not hints(event)
+
+
+def _is_data(line: bytes) -> bool:
+    return line.startswith((b"data:", _MARK + b"data:"))
+
+
+def _without_odd_lines(event: bytes) -> bytes:
+    """Drop comments and other lines without data that may tell of a handle: a client needs none of them."""
+    lines = event.splitlines(keepends=True)
+    kept = [line for line in lines if _is_data(line) or (NAME not in line and keeps_line(line))]
+    if len(kept) == len(lines):
+        return event
     return b"".join(kept) if any(line.strip() for line in kept) else b""
 
 
@@ -189,8 +220,9 @@ def data_lines(event: bytes) -> list[Span]:
     lines: list[Span] = []
     start = 0
     for line in event.splitlines(keepends=True):
-        if line.startswith(b"data:"):
-            first = start + (6 if line[5:6] == b" " else 5)
+        if _is_data(line):
+            colon = line.index(b":")
+            first = start + colon + (2 if line[colon + 1 : colon + 2] == b" " else 1)
             lines.append((first, start + len(line.rstrip(b"\r\n"))))
         start += len(line)
     return lines

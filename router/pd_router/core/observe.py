@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from pd_router.core.hosts import is_host
+
 TRACES_PATH = "/v1/traces"
 MAX_PORT = 65535
 
@@ -61,7 +63,9 @@ def _is_collector(value: str) -> bool:
         port = parts.port
     except ValueError:
         return False
-    fits = parts.scheme in ("http", "https") and bool(parts.hostname) and (port is None or 0 < port <= MAX_PORT)
+    fits = (
+        parts.scheme in ("http", "https") and is_host(parts.hostname or "") and (port is None or 0 < port <= MAX_PORT)
+    )
     plain = value.isascii() and value.isprintable() and " " not in value
     return fits and plain and not (parts.query or parts.fragment or parts.username or parts.password)
 

@@ -3,11 +3,11 @@
 Separate from `cutting`, which finds handles by the name of their field: an error's text can hold parts of one in any
 form (a validation error quotes the request, a transfer error names hosts, ports and engines). Such a text is withheld
 whole, since what is left of it after cutting could still tell. An engine's fault (5xx) is told in general words always.
+The log has no words of either.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -17,9 +17,8 @@ import orjson
 from pd_router.core.errors import INVALID_REQUEST, UPSTREAM
 from pd_wire.names import KV_PARAMS
 
-MAX_LOGGED: Final = 300
-_COMMON: Final = 12
-_STEP: Final = 4
+_ERROR_TYPE: Final = re.compile(r"(?=.{1,48}\Z)(?:(?:[A-Z][a-z]+)+(?:Error|Exception)|[a-z]+(?:_[a-z]+)*_error)")
+"""Names of errors as engines and APIs have them; what looks otherwise may be anything."""
 _FAULT: Final = "The engine failed while it answered"
 _WITHHELD: Final = "The engine refused the request; its message is withheld because it quotes internal fields"
 _SAID_NOTHING: Final = "The engine refused the request and gave no reason"
@@ -39,7 +38,6 @@ _PLACES: Final = re.compile(
 _TRANSFER: Final = re.compile(r"nixl|handshake|side.channel", re.IGNORECASE)
 _QUOTED_BODY: Final = re.compile(r"input_value=\{.*?, input_type=", re.DOTALL)
 """How a validation error quotes the body, shortened in the middle: of a handle only the end may be left."""
-_QUOTED_TEXT: Final = re.compile(r"""(['"]).{20,}?\1""", re.DOTALL)
 
 
 def harmless(text: str, private: Iterable[str] = ()) -> bool:
@@ -87,45 +85,17 @@ def told_in_stream(event: Mapping[str, Any]) -> bytes:
     return orjson.dumps({"error": _fields(event, (), INVALID_REQUEST, _message_of(event))})
 
 
-def loggable(raw: bytes, private: Iterable[str] = (), sent: bytes = b"") -> str:
-    """What an engine said, as one short line for the log: no handle, and no long quotation, which may be a prompt.
-
-    Args:
-        sent: the body that it answered; what the text has in common with that is left out, in quotes or not.
-    """
-    text = _message_of(_parse(raw))
-    if text is None:
-        return "no message"
-    if _FIELDS.search(text):
-        return "a message that quotes internal fields"
-    for word in sorted(private, key=len, reverse=True):
-        text = text.replace(word, "...")
-    text = _without_common(text[: 2 * MAX_LOGGED], sent)
-    return " ".join(_PLACES.sub("...", _QUOTED_TEXT.sub(r"\1...\1", text)).split())[:MAX_LOGGED]
-
-
-def _without_common(text: str, sent: bytes) -> str:
-    """`text` without stretches that stand in `sent`, a JSON body. Such a stretch is seen from `_COMMON` + `_STEP`
-    characters on; shorter ones are words that everybody uses."""
-    body = sent.decode("utf-8", "replace")
-
-    def is_common(start: int, end: int) -> bool:
-        return json.dumps(text[start:end], ensure_ascii=False)[1:-1] in body
-
-    kept: list[str] = []
-    at = look = 0
-    while look + _COMMON <= len(text):
-        if not is_common(look, look + _COMMON):
-            look += _STEP
-            continue
-        start, end = look, look + _COMMON
-        while start > at and is_common(start - 1, end):
-            start -= 1
-        while end < len(text) and is_common(look, end + 1):
-            end += 1
-        kept += (text[at:start], "...")
-        at = look = end
-    return "".join((*kept, text[at:]))
+def loggable(raw: bytes) -> str:
+    """What the log has of an engine's error: its type and code where they are ones, and its length. Never its words:
+    they may hold a prompt, a key or a handle in any form, whole or in part, so that nothing could be taken out of them
+    for sure."""
+    answer = _parse(raw)
+    inner = answer.get("error") if isinstance(answer, dict) else None
+    said = inner if isinstance(inner, dict) else answer if isinstance(answer, dict) else {}
+    kind, code = said.get("type"), said.get("code")
+    told = [f"type {kind}"] if isinstance(kind, str) and _ERROR_TYPE.fullmatch(kind) else []
+    told += [f"code {code}"] if type(code) is int and 100 <= code < 600 else []
+    return ", ".join((*told, f"{len(raw)} bytes"))
 
 
 def _parse(raw: bytes) -> Any:

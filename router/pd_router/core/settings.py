@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from pd_router.core.access import Access, Tls, access_problems, tenant_limit_problems, tls_problems
+from pd_router.core.hosts import is_host, name_problems
 from pd_router.core.observe import Tracing, tracing_problems
 from pd_router.core.store_settings import Valkey, valkey_problems
 from pd_router.core.tenant_limits import TenantLimits
@@ -22,7 +23,6 @@ MAX_WORKERS = 64
 MAX_PROBE_INTERVAL = 4.0
 TTL_MARGIN = 10.0
 """Seconds by which the router's TTL ends before the engines': P declines reads in the last 5 s, and a prefill waits."""
-_HOST = re.compile(r"([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{0,63}|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _PORT = re.compile(r"[0-9]{1,5}")
 _DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -188,7 +188,9 @@ class Settings:
 def parse_endpoint(value: str, flag: str) -> Endpoint:
     """`HOST:PORT`, `[IPV6]:PORT` or `:PORT` (all addresses). Raises SettingsError naming `flag`."""
     host, _, port = value.rpartition(":")
-    if not _PORT.fullmatch(port) or int(port) > MAX_PORT or not _HOST.fullmatch(host):
+    bracketed = host.startswith("[") and host.endswith("]")
+    fits = not host or is_host(host[1:-1] if bracketed else host)
+    if not _PORT.fullmatch(port) or int(port) > MAX_PORT or not fits or bracketed != (":" in host):
         raise SettingsError(
             [f"{flag}: {value!r} must be HOST:PORT, [IPV6]:PORT or :PORT with a port from 0 to {MAX_PORT}"]
         )
@@ -199,18 +201,20 @@ def parse_engine_url(value: str, flag: str) -> Endpoint:
     """`http://HOST:PORT` or `https://HOST:PORT`. Raises SettingsError naming `flag`."""
     try:
         parts = urlsplit(value)
+        host = parts.hostname or ""
         port = _DEFAULT_PORTS.get(parts.scheme, 0) if parts.port is None else parts.port
     except ValueError as error:
         raise SettingsError([f"{flag}: {value!r} is not a URL: {error}"]) from error
     if parts.username is not None:
         raise SettingsError([f"{flag}: a URL with credentials must be http://HOST:PORT; use --engine-api-key-file"])
-    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
+    if parts.scheme not in _DEFAULT_PORTS or not is_host(host) or not value.isprintable():
         raise SettingsError([f"{flag}: {value!r} must be http://HOST:PORT or https://HOST:PORT"])
     if not port:
         raise SettingsError([f"{flag}: {value!r} must have a port from 1 to {MAX_PORT}"])
-    if parts.path not in ("", "/") or parts.query:
-        raise SettingsError([f"{flag}: {value!r} must be http://HOST:PORT without a path, query or credentials"])
-    return Endpoint(parts.hostname, port, parts.scheme == "https")
+    if parts.path not in ("", "/") or "?" in value or "#" in value:
+        text = f"{flag}: {value!r} must be http://HOST:PORT without a path, query, fragment or credentials"
+        raise SettingsError([text])
+    return Endpoint(host, port, parts.scheme == "https")
 
 
 def parse_deployment(value: str, flag: str) -> tuple[str, str]:
@@ -290,6 +294,7 @@ def _placement_problems(settings: Settings) -> list[str]:
 def check(settings: Settings) -> None:
     """Raise SettingsError with every problem that the combination has."""
     problems = _source_problems(settings)
+    problems.extend(name_problems(settings.models, settings.allowed_hosts, settings.generation))
     if not 1 <= settings.workers <= MAX_WORKERS:
         problems.append(f"--workers: must be from 1 to {MAX_WORKERS}, got {settings.workers}")
     if settings.listen.port and settings.listen == settings.admin:

@@ -12,10 +12,11 @@ from enum import StrEnum
 from typing import Final
 from urllib.parse import urlsplit
 
+from pd_router.core.hosts import is_host
+
 MAX_TIMEOUT: Final = 5.0
 """Seconds; a turn waits for the store at most so long before its prefill."""
 MAX_CONNECTIONS: Final = 1024
-_HOST: Final = re.compile(r"([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
 _URL: Final = (
     "must be valkey://HOST:PORT or valkeys://HOST:PORT (TLS), or the same with redis:// and rediss://; /NUMBER at the "
     "end chooses a database"
@@ -81,7 +82,7 @@ def parse_url(value: str) -> Target:
     if parts.username is not None or parts.password is not None:
         raise ValueError("must hold no credentials: use --valkey-username and --valkey-password-file")
     database = parts.path.removeprefix("/")
-    known = parts.scheme in _SCHEMES and parts.hostname is not None and _HOST.fullmatch(parts.hostname)
+    known = parts.scheme in _SCHEMES and is_host(parts.hostname or "")
     if not known or not port or parts.query or parts.fragment or not re.fullmatch(r"[0-9]{0,4}", database):
         raise ValueError(f"{value!r} {_URL}")
     assert parts.hostname is not None

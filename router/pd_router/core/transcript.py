@@ -27,6 +27,8 @@ _GAP: Final = b"\n\n"
 _RUNS: Final = 4
 """Runs that are merged: reasoning, content, and some that a call interrupts."""
 _FEW: Final = 8
+_REACH: Final = 4096
+"""Bytes of an event in which its letters begin."""
 _SMALL: Final = 8192
 """Bytes of a stream that is read as it is."""
 _HEAD: Final = 8
@@ -214,7 +216,7 @@ def _first_run(events: list[bytes], start: int) -> tuple[int, int, tuple[bytes, 
 def around_letters(event: bytes) -> tuple[bytes, bytes] | None:
     """What stands before and after the letters of an event that brings a token, or None for another event."""
     for marker in _MARKERS:
-        found = event.find(marker)
+        found = event.find(marker, 0, _REACH)
         letters = found + len(marker)
         closing = _STRING_BODY.match(event, letters) if found >= 0 else None
         if closing is not None and letters < closing.end() < len(event):

@@ -10,9 +10,8 @@ import asyncio
 import math
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 MAX_HEAD: Final = 64 * 1024
 """Bytes of an answer's head, and of what is read at any time without a byte of body in it."""
@@ -47,8 +46,7 @@ class LegError(Exception):
         self.silence = silence
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """Where an engine listens."""
 
     host: str

@@ -19,7 +19,7 @@ import orjson
 
 from pd_router.core.errors import ApiError, engine_not_ready, no_engine, upstream_failed, upstream_timeout
 from pd_router.core.fields import Api
-from pd_router.core.refusals import harmless, loggable, private_texts, told
+from pd_router.core.refusals import loggable, private_texts, told
 from pd_router.shell.exchange import Exchange, Failure, LegError
 from pd_router.shell.fleet import Member
 from pd_router.shell.upstream import EnginePool
@@ -30,25 +30,16 @@ from pd_wire.report import parse as parse_report
 log = logging.getLogger("pd_router.legs")
 
 RETRY_AFTER_SECONDS = 5
-FORWARDED = ("authorization", "x-request-id", "traceparent", "tracestate", "baggage")
+FORWARDED = ("authorization", "x-request-id", "traceparent", "tracestate")
 """Request headers that engines may see. Everything else is the router's or the client's own business; above all no
-header that steers an engine."""
+header that steers an engine, and no `baggage`, which says whatever its sender likes and is written on by engines that
+trace."""
 _ADDED = tuple(name for name in FORWARDED if name != "x-request-id")
-_HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
-)
-_OURS = frozenset({b"content-length", b"content-encoding", b"date", b"server", b"x-request-id"})
-_REFUSAL_HEADERS = frozenset({b"retry-after", b"www-authenticate"})
-"""All that a client gets of the headers of an engine's refusal."""
+_MEDIA_TYPE = re.compile(rb"(?:application|text|audio)/[a-z0-9.+-]{1,40}(?:; ?charset=[a-z0-9-]{1,20})?", re.IGNORECASE)
+_SECONDS = re.compile(rb"[0-9]{1,5}")
+_METADATA = ("id", "created", "model")
+_METADATA_ITEM = ("index", "embed_dtype", "endianness", "start", "end", "shape")
+_METADATA_USAGE = ("prompt_tokens", "total_tokens")
 _KNOWN = 256
 """Results that are remembered: engines send the same few headers, and clients ask for the same few paths."""
 
@@ -116,16 +107,35 @@ def _begin_head(path: str, authority: str) -> str:
 
 
 def relayed_headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
-    """An engine's response headers that a client may see: no framing, nothing that the connection header names, and no
-    header that is called like a field of a handle."""
-    connection = exchange.header(b"connection")
-    named = {item.strip() for item in connection.lower().split(b",")} if connection else ()
-    return [item for item in exchange.headers if _is_relayed(item[0]) and item[0] not in named]
+    """What a client gets of an engine's response headers: those that clients of its API need, and of these only values
+    that are what they should be. Anything else may name an engine or hold a handle."""
+    kind = exchange.header(b"content-type")
+    if not _is_media_type(kind):
+        kind = b"application/json"
+    found = [(b"content-type", kind)]
+    if kind == b"application/octet-stream":
+        found += _metadata(exchange.header(b"metadata"))
+    return found
 
 
 @functools.lru_cache(_KNOWN)
-def _is_relayed(name: bytes) -> bool:
-    return name not in _HOP_BY_HOP and name not in _OURS and harmless(name.decode("latin-1").replace("-", "_"))
+def _is_media_type(kind: bytes) -> bool:
+    return _MEDIA_TYPE.fullmatch(kind) is not None
+
+
+def _metadata(value: bytes) -> list[tuple[bytes, bytes]]:
+    """vLLM's header that says where in an answer of bytes each embedding is."""
+    try:
+        said = _object(orjson.loads(value))
+    except orjson.JSONDecodeError:
+        said = {}
+    items, usage = said.get("data"), _object(said.get("usage"))
+    if not isinstance(items, list):
+        return []
+    shown: dict[str, Any] = {name: said[name] for name in _METADATA if isinstance(said.get(name), str | int)}
+    shown["data"] = [{name: item[name] for name in _METADATA_ITEM if name in item} for item in map(_object, items)]
+    shown["usage"] = {name: _count(usage, name) for name in _METADATA_USAGE}
+    return [(b"metadata", orjson.dumps(shown))]
 
 
 async def prefill(
@@ -226,12 +236,11 @@ def refused(leg: str, status: int, exchange: Exchange, raw: bytes, sent: bytes =
     """A leg that was answered with something other than 200.
 
     Args:
-        sent: the leg's body; what its handle holds is in no answer for a client and in no log.
+        sent: the leg's body; what its handle holds is in no answer for a client.
     """
     private = private_texts(sent)
     if status == 429 or 400 <= status < 500:
-        headers = [item for item in exchange.headers if item[0] in _REFUSAL_HEADERS]
-        verbatim = (status, [(b"content-type", b"application/json"), *headers], told(raw, private))
+        verbatim = (status, [(b"content-type", b"application/json"), *_refusal_headers(exchange)], told(raw, private))
         answer = upstream_failed(leg, f"it answered with status {status}")
         busy = status == 429
         return LegFailed(
@@ -243,10 +252,17 @@ def refused(leg: str, status: int, exchange: Exchange, raw: bytes, sent: bytes =
             verbatim=verbatim,
             status=status,
         )
-    log.warning("the %s engine answered with status %d: %s", leg, status, loggable(raw, private, sent))
+    log.warning("the %s engine answered with status %d: %s", leg, status, loggable(raw))
     if status == 503:
         return LegFailed(leg, "status_503", no_engine(leg, _seconds(exchange)), engine_fault=False, status=status)
     return LegFailed(leg, "status_5xx", upstream_failed(leg, f"it answered with status {status}"), status=status)
+
+
+def _refusal_headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
+    """All that a client gets of the headers of an engine's refusal."""
+    asked = exchange.header(b"retry-after")
+    found = [(b"retry-after", asked)] if _SECONDS.fullmatch(asked) else []
+    return [*found, (b"www-authenticate", b"Bearer")] if exchange.header(b"www-authenticate") else found
 
 
 def _seconds(exchange: Exchange) -> int:

@@ -12,8 +12,9 @@ import json
 import logging
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import orjson
 
@@ -81,6 +82,9 @@ def log_turn(fields: Mapping[str, Any]) -> None:
         chosen = {key: value for key in TURN_KEYS if (value := get(key)) or value == 0}
         if len(model := str(chosen.get("model", ""))) > LONGEST_VALUE:
             chosen["model"] = model[:LONGEST_VALUE]
+        handlers = logging.root.handlers
+        if len(handlers) == 1 and isinstance(own := handlers[0], _Handler) and own.write_turn(chosen):
+            return
         # Made by hand, since `info` would look through the stack for the line that calls it.
         record = logging.LogRecord(_turns.name, logging.INFO, "", 0, "turn", None, None)
         record.turn = chosen
@@ -91,22 +95,56 @@ def configure(settings: Logging, worker: int | None = None) -> None:
     """Set up the root logger; what was set up before is replaced. `worker`: the process's number, if it is one."""
     # Each would be looked up for every line, and no line shows them.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter((JsonLines if settings.format == "json" else TextLines)(worker))
+    handler = _Handler((JsonLines if settings.format == "json" else TextLines)(worker))
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
 
 
-class _Lines(logging.Formatter):
+class _Handler(logging.StreamHandler[TextIO]):
+    """Writes to standard error; a turn's line without a record, which would cost more than the line."""
+
+    def __init__(self, lines: _Lines) -> None:
+        super().__init__(sys.stderr)
+        self.setFormatter(lines)
+        self._lines = lines
+
+    def write_turn(self, chosen: Mapping[str, Any]) -> bool:
+        """Whether it was written; a record says what is wrong."""
+        line = self._lines.line(time.time(), "info", _turns.name, "turn", chosen) + self.terminator
+        self.acquire()
+        try:
+            self.stream.write(line)
+            self.flush()
+        except (OSError, ValueError):
+            return False
+        finally:
+            self.release()
+        return True
+
+
+class _Lines(logging.Formatter, ABC):
     def __init__(self, worker: int | None = None) -> None:
         super().__init__()
         self._worker = worker
 
-    def _head(self, record: logging.LogRecord) -> dict[str, Any]:
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, or more with a stack trace as text."""
+        exception = self.formatException(record.exc_info) if record.exc_info else ""
+        turn: Mapping[str, Any] = getattr(record, "turn", {})
+        return self.line(record.created, record.levelname.lower(), record.name, record.getMessage(), turn, exception)
+
+    @abstractmethod
+    def line(
+        self, when: float, level: str, logger: str, message: str, turn: Mapping[str, Any], exception: str = ""
+    ) -> str:
+        """`when`: seconds since 1970."""
+
+    def _head(self, when: float, level: str, logger: str, message: str) -> dict[str, Any]:
+        second = int(when)
         fields: dict[str, Any] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
+            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(second))}.{int((when - second) * 1e3):03d}Z",
+            "level": level,
+            "logger": logger,
+            "message": message,
         }
         request_id, trace_id = current.get()
         if request_id:
@@ -121,11 +159,13 @@ class _Lines(logging.Formatter):
 class JsonLines(_Lines):
     """One JSON object per line: what log collectors expect."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        fields = self._head(record)
-        fields |= getattr(record, "turn", {})
-        if record.exc_info:
-            fields["exception"] = self.formatException(record.exc_info)
+    def line(
+        self, when: float, level: str, logger: str, message: str, turn: Mapping[str, Any], exception: str = ""
+    ) -> str:
+        fields = self._head(when, level, logger, message)
+        fields |= turn
+        if exception:
+            fields["exception"] = exception
         try:
             return orjson.dumps(fields, default=str).decode()
         except orjson.JSONEncodeError:
@@ -135,14 +175,16 @@ class JsonLines(_Lines):
 class TextLines(_Lines):
     """One line per record for people, but for stack traces."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        fields = self._head(record)
-        words = [fields.pop("time"), fields.pop("level").upper(), fields.pop("logger"), fields.pop("message")]
-        fields |= getattr(record, "turn", {})
+    def line(
+        self, when: float, level: str, logger: str, message: str, turn: Mapping[str, Any], exception: str = ""
+    ) -> str:
+        fields = self._head(when, level.upper(), logger, message)
+        words = [fields.pop("time"), fields.pop("level"), fields.pop("logger"), fields.pop("message")]
+        fields |= turn
         # A line end in somebody's words would begin a line that looks like the router's own.
         text = " ".join((*words, *(f"{key}={_word(value)}" for key, value in fields.items())))
         line = _encodable(text).replace("\n", "\\n")
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        return f"{line}\n{exception}" if exception else line
 
 
 def _encodable(line: str) -> str:

@@ -33,14 +33,14 @@ TAKEN = 1
 
 
 def on_signal(call: Callable[[], object]) -> None:
-    """Call it at each SIGTERM and SIGINT from here on."""
+    """Call it at each SIGTERM, SIGINT and SIGQUIT from here on."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         loop.add_signal_handler(number, call)
 
 
 def signals() -> asyncio.Queue[None]:
-    """Gets an item for each SIGTERM and SIGINT from here on."""
+    """Gets an item for each SIGTERM, SIGINT and SIGQUIT from here on."""
     found: asyncio.Queue[None] = asyncio.Queue()
     on_signal(lambda: found.put_nowait(None))
     return found

@@ -96,6 +96,21 @@ async def test_an_apply_of_an_absent_object_is_not_forced(api: KubeApi, server: 
     assert server.requests[0][3] == MANIFEST
 
 
+@pytest.mark.parametrize(("uid", "force"), [("u1", "true"), (None, "false")])
+async def test_a_rehearsal_is_the_same_request_without_effect(
+    api: KubeApi, server: Server, uid: str | None, force: str
+) -> None:
+    await api.apply(MANIFEST, uid)
+    await api.rehearse(MANIFEST, uid)
+    (method, path, _, body), (same, dry, _, again) = server.requests
+    assert (same, again) == (method, body)
+    assert path.endswith(f"force={force}")
+    assert dry == f"{path}&dryRun=All"
+    server.refuse(422, message="too large")
+    with pytest.raises(ApiError, match="too large"):
+        await api.rehearse(MANIFEST, uid)
+
+
 async def test_a_status_goes_to_its_subresource(api: KubeApi, server: Server) -> None:
     await api.apply_status(Ref("PDDeployment", "models", "qwen"), "u1", {"url": "x"})
     _, path, _, body = server.requests[0]

@@ -27,7 +27,7 @@ async def test_all_children_are_created_and_owned(bench: Bench) -> None:
     for ref, child in bench.cluster.objects.items():
         if ref != QWEN:
             assert [owner["uid"] for owner in child["metadata"]["ownerReferences"]] == [raw["metadata"]["uid"]]
-    assert bench.condition("Ready")["reason"] == "RollingOut"
+    assert bench.condition("Ready")["reason"] == "Creating"
 
 
 async def test_ready_when_pods_are_ready_and_one_event_tells_it(bench: Bench) -> None:
@@ -351,6 +351,35 @@ async def test_what_hinders_a_pods_beginning_is_looked_for_until_it_has_begun(be
     assert bench.condition("Ready")["reason"] == "AllReady"
 
 
+async def test_an_engine_that_does_not_end_is_looked_at_until_its_time_is_up_and_told_once(bench: Bench) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    bench.serve_all()
+    await bench.settle(operator)
+    raw = bench.cluster.objects[STATEFUL_SET]
+    bench.cluster.set_status(STATEFUL_SET, {**raw["status"], "readyReplicas": 0, "updatedReplicas": 0})
+    labels = {"pdserving.dev/pddeployment": "qwen", "pdserving.dev/role": "decode"}
+    metadata = {"name": "qwen-decode-0", "namespace": "models", "labels": labels}
+    far, past = "2999-01-01T00:00:00Z", "2020-01-01T00:00:00Z"
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {**metadata, "deletionTimestamp": far}, "spec": {}}
+    bench.cluster.put(pod)
+    await bench.work(operator, 3)
+    assert bench.condition("DecodeReady")["reason"] == "Starting"
+    assert len(operator.wakeups) == 1, "no watch tells that a grace period is over"
+    writes = len(bench.cluster.writes)
+    await bench.work(operator, 3)
+    assert len(bench.cluster.writes) == writes
+    # As when the time has come: the clock of the bench is not that of statuses.
+    bench.cluster.put({**pod, "metadata": {**metadata, "deletionTimestamp": past}})
+    await bench.settle(operator)
+    assert bench.condition("DecodeReady")["reason"] == "TerminationStuck"
+    writes = len(bench.cluster.writes)
+    await operator.resync_once()
+    await bench.settle(operator)
+    assert len(bench.cluster.writes) == writes
+
+
 async def test_events_that_may_not_be_read_keep_nothing_from_its_way(bench: Bench) -> None:
     bench.create()
     operator = await bench.operator()
@@ -397,7 +426,7 @@ async def test_a_server_that_does_not_know_the_definition_yet_is_waited_for_quie
     bench.cluster.apply = apply  # type: ignore[method-assign]
     await bench.settle(operator)
     assert STATEFUL_SET in bench.cluster.objects
-    assert bench.condition("Ready")["reason"] == "RollingOut"
+    assert bench.condition("Ready")["reason"] == "Creating"
 
 
 async def test_deleted_and_created_again_under_the_same_name(bench: Bench) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from pd_operator.core.observed import OPERATOR_ANNOTATION
 from pd_operator.core.observed_kinds import Ref
-from pd_operator.core.rivals import FIRST_RETRY, PATIENCE
+from pd_operator.core.rivals import FIRST_RETRY, PATIENCE, SUSPICION
 from pd_operator.shell.api import ApiError
 from pd_operator.shell.run import Operator
 from support.operator_bench import QWEN, Bench
@@ -103,6 +103,49 @@ async def test_one_that_stood_back_follows_when_the_other_has_gone(bench: Bench)
     assert writers(bench) == {"other/release"}
 
 
+def taken_over(operator: Operator) -> float | None:
+    return operator._metrics.registry.get_sample_value("pd_operator_takeovers_total")
+
+
+async def test_an_edit_shows_within_two_minutes_that_the_other_has_gone(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = await managed(bench)
+    other = await bench.operator(**OTHER)
+    await pass_time(bench, 24 * 3600.0, own, other)  # so long that questions have become rare
+    assert taken_over(other) == 0.0
+    bench.stop(own)
+    bench.change(("spec.decode.replicas", 3))
+    bench.cluster.writes.clear()
+    await pass_time(bench, SUSPICION - 2, other)
+    assert bench.cluster.writes == []
+    await pass_time(bench, PATIENCE + 10, other)
+    assert writers(bench) == {"other/release"}
+    assert bench.cluster.objects[ENGINES[1]]["spec"]["replicas"] == 3
+    assert taken_over(other) == 1.0
+    told = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert any("own/release has not judged generation 2" in one for one in told)
+    assert any("own/release gives no answer; this one manages the object now" in one for one in told)
+
+
+async def test_one_that_answers_and_can_not_judge_is_suspected_once_per_edit(bench: Bench) -> None:
+    own = await managed(bench)
+    other = await bench.operator(**OTHER)
+    await pass_time(bench, 100.0, own, other)
+
+    async def refused(*_: object) -> object:
+        raise ApiError(403, "Forbidden", "no right to write a status")
+
+    bench.cluster.apply_status = refused  # type: ignore[method-assign,assignment]
+    bench.change(("spec.decode.replicas", 2))
+    await pass_time(bench, SUSPICION - 2, own, other)
+    bench.cluster.writes.clear()
+    await pass_time(bench, FIRST_RETRY - 100, own, other)
+    told = [kind for kind, _ in bench.cluster.writes]
+    assert told == ["apply", "apply", "event"], "one question, its answer, and the news"
+    assert writers(bench) == {"own/release"}
+
+
 async def test_a_question_survives_the_asker(bench: Bench) -> None:
     own = await managed(bench)
     before = template_writes(bench)
@@ -186,7 +229,7 @@ async def test_a_question_that_was_not_written_is_asked_again(bench: Bench, stat
         return await apply(manifest, uid)
 
     bench.cluster.apply = failing  # type: ignore[method-assign,assignment]
-    await pass_time(bench, 10.0, other)
+    await pass_time(bench, 15.0, other)  # three pauses with jitter, and whole seconds in between
     assert failures < 0, "asked again as soon as any write that failed"
     assert writers(bench) == {"own/release"}
     await pass_time(bench, PATIENCE + 5, other)

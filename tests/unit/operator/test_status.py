@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pd_operator.core.observed import Child, Observed, Workload
+from pd_operator.core.observed_endings import ends_soon
 from pd_operator.core.observed_kinds import Ref
 from pd_operator.core.observed_pods import Pod, Trouble
 from pd_operator.core.observed_router import Flow, RouterAnswer
@@ -103,6 +104,11 @@ ROLE_CASES = {
     "ready": (DONE, (), "True", "AllReady", "False", "Complete"),
     "not created": (None, (), "False", "Creating", "True", "Creating"),
     "spec not seen by its controller": (replace(DONE, current=False), (), "True", "Serving", "True", "RollingOut"),
+    "just created": (replace(DONE, begun=False, current=False, replicas=0, ready=0, updated=0), (),
+                     "False", "Creating", "True", "Creating"),
+    "scaled, not seen by its controller": (replace(DONE, current=False, wanted=2), (),
+                                           "True", "Serving", "True", "Scaling"),
+    "a pod is drained": (replace(DONE, ready=0, updated=0), (), "False", "Starting", "True", "Starting"),
     "starting": (STARTING, (), "False", "Starting", "True", "Starting"),
     "old template": (OLD_AND_READY, (), "True", "Serving", "True", "RollingOut"),
     "only new ones, starting": (replace(REVISED, updated=1, ready=0), (), "False", "Starting", "True", "ServiceGap"),
@@ -240,21 +246,89 @@ def test_messages_are_bounded() -> None:
 # --- refused children ---------------------------------------------------------------------------
 
 
-def test_a_foreign_object_is_named_by_its_role_and_by_ready() -> None:
-    refusal = Refusal(Ref("Service", "models", "qwen-decode"), "decode", Reason.FOREIGN_OBJECT, "Service qwen-decode …")
-    status = compute_status(wish(), seen(), (refusal,), NOW)
-    assert word(status, ConditionType.DECODE_READY) == ("False", "ForeignObject")
-    assert word(status, ConditionType.PREFILL_READY) == ("True", "AllReady")
-    assert word(status, ConditionType.READY) == ("False", "ForeignObject")
+def refusal(kind: str, name: str, role: str, reason: Reason = Reason.FOREIGN_OBJECT) -> Refusal:
+    """A child that is not as wanted."""
+    return Refusal(Ref(kind, "models", name), role, reason, f"{kind} {name} is in the way")
+
+
+IN_THE_WAY = {
+    "Service": refusal("Service", "qwen-decode", "decode"),
+    "budget": refusal("PodDisruptionBudget", "qwen-decode", "decode"),
+    "template": refusal("StatefulSet", "qwen-decode", "decode", Reason.APPLY_REFUSED),
+}
+
+
+@pytest.mark.parametrize("one", IN_THE_WAY.values(), ids=IN_THE_WAY.keys())
+def test_what_is_refused_beside_pods_that_serve_is_told_and_is_no_outage(one: Refusal) -> None:
+    before = compute_status(wish(), seen(), (), NOW)
+    status = compute_status(wish(), seen(status=before.document()), (one,), LATER)
+    assert word(status, ConditionType.READY) == ("True", "Serving")
+    assert word(status, ConditionType.DECODE_READY) == ("True", "Serving")
+    assert word(status, ConditionType.PREFILL_READY) == word(status, ConditionType.ROUTER_READY) == ("True", "AllReady")
+    assert word(status, ConditionType.PROGRESSING) == ("False", one.reason)
+    for kind in (ConditionType.READY, ConditionType.PROGRESSING):
+        assert message(status, kind) == (f"decode: {one.message}; requests are served as before, and it is tried again")
+    assert message(status, ConditionType.DECODE_READY) == f"1 of 1 ready; {one.message}"
+    assert (one.reason, "Warning") in {(told.reason, told.kind) for told in happenings(before, status)}
+
+
+def test_what_is_refused_for_all_roles_is_said_once() -> None:
+    one = refusal("NetworkPolicy", "qwen-engines", "")
+    status = compute_status(wish(), seen(), (one,), NOW)
+    assert word(status, ConditionType.READY) == ("True", "Serving")
+    assert word(status, ConditionType.PREFILL_READY) == word(status, ConditionType.ROUTER_READY) == ("True", "Serving")
     assert word(status, ConditionType.PROGRESSING) == ("False", "ForeignObject")
+    for kind in (ConditionType.READY, ConditionType.PROGRESSING):
+        assert message(status, kind) == f"{one.message}; requests are served as before, and it is tried again"
+    two = refusal("StatefulSet", "qwen-decode", "decode", Reason.APPLY_REFUSED)
+    both = message(compute_status(wish(), seen(), (one, two), NOW), ConditionType.PROGRESSING)
+    assert both.startswith(f"{one.message}; decode: {one.message}; {two.message}; requests are served")
 
 
-def test_a_refused_child_of_all_roles_makes_none_ready() -> None:
-    refusal = Refusal(Ref("NetworkPolicy", "models", "qwen-engines"), "", Reason.APPLY_REFUSED, "quota")
-    status = compute_status(wish(), seen(), (refusal,), NOW)
-    assert word(status, ConditionType.PREFILL_READY) == word(status, ConditionType.ROUTER_READY) == (
-        "False", "ApplyRefused",
-    )  # fmt: skip
+@pytest.mark.parametrize("kind", ["Service", "StatefulSet"])
+def test_what_is_refused_of_a_role_without_a_ready_pod_is_its_reason(kind: str) -> None:
+    one = refusal(kind, "qwen-decode", "decode")
+    for numbers in (None, STARTING):
+        status = compute_status(wish(), seen(decode=numbers), (one,), NOW)
+        for judged in (ConditionType.DECODE_READY, ConditionType.READY, ConditionType.PROGRESSING):
+            assert word(status, judged) == ("False", "ForeignObject")
+        assert "no request is served, and it is tried again" in message(status, ConditionType.READY)
+    broken = seen(decode=STARTING, pods=(pod("decode", trouble=LOOP),))
+    assert LOOP.message in message(compute_status(wish(), broken, (one,), NOW), ConditionType.DECODE_READY)
+
+
+@pytest.mark.parametrize("role", ["decode", ""])
+def test_a_budget_or_policy_in_the_way_does_not_hide_why_a_pod_is_not_ready(role: str) -> None:
+    one = refusal("PodDisruptionBudget" if role else "NetworkPolicy", "qwen-decode", role)
+    status = compute_status(wish(), seen(decode=STARTING, pods=(pod("decode", trouble=LOOP),)), (one,), NOW)
+    assert word(status, ConditionType.DECODE_READY) == ("False", "CrashLooping")
+    assert word(status, ConditionType.READY) == ("False", "CrashLooping")
+    assert word(status, ConditionType.PROGRESSING) == ("False", "ForeignObject")
+    for kind in (ConditionType.DECODE_READY, ConditionType.READY, ConditionType.PROGRESSING):
+        assert LOOP.message in message(status, kind)
+        assert one.message in message(status, kind)
+
+
+def test_without_the_routers_service_nobody_is_served() -> None:
+    one = refusal("Service", "qwen-router", "router")
+    status = compute_status(wish(), seen(), (one,), NOW)
+    assert word(status, ConditionType.ROUTER_READY) == ("True", "Serving")
+    assert word(status, ConditionType.READY) == ("False", "ForeignObject")
+    ours = Child(one.ref, "uid-service", 5, "qwen", "router", True, ("PDDeployment", "qwen", UID))
+    observed = seen()
+    kept = replace(observed, children={**observed.children, one.ref: ours})
+    refused = replace(one, reason=Reason.APPLY_REFUSED)
+    assert word(compute_status(wish(), kept, (refused,), NOW), ConditionType.READY) == ("True", "Serving")
+
+
+def test_a_refusal_is_told_before_a_rollout_that_it_keeps_from_being_mended() -> None:
+    numbers = replace(REVISED, replicas=2, wanted=2, ready=1, updated=1)
+    broken = pod("decode", name="qwen-decode-1", trouble=LOOP, revision="r2")
+    one = refusal("StatefulSet", "qwen-decode", "decode", Reason.APPLY_REFUSED)
+    status = compute_status(wish(("spec.decode.replicas", 2)), seen(decode=numbers, pods=(broken,)), (one,), NOW)
+    assert word(status, ConditionType.PROGRESSING) == ("False", "ApplyRefused")
+    for text in (one.message, LOOP.message):
+        assert text in message(status, ConditionType.PROGRESSING)
 
 
 def test_the_worst_reason_speaks_for_ready() -> None:
@@ -299,6 +373,63 @@ def test_a_router_rollout_past_its_deadline() -> None:
     status = compute_status(wish(), seen(router=numbers), (), NOW)
     assert word(status, ConditionType.ROUTER_READY) == ("True", "Serving")
     assert word(status, ConditionType.PROGRESSING) == ("False", "RolloutStuck")
+
+
+ENDS = "2026-11-30T09:58:00Z"
+SOON, OVER, LONG_OVER = "2026-11-30T09:58:59Z", "2026-11-30T09:59:00Z", "2026-12-01T10:00:00Z"
+"""A second before a minute after the end of the grace period, that minute, and a day later."""
+
+
+def ending(role: str, **changes: Any) -> Pod:
+    """An engine in deletion."""
+    return pod(role, **{"ready": False, "deleting": True, "ends_by": ENDS, "revision": "r1", "node": "n7", **changes})
+
+
+def test_an_engine_that_does_not_end_holds_up_the_rollout_and_is_named() -> None:
+    numbers = replace(REVISED, replicas=2, wanted=2, ready=1, updated=0)
+    two = wish(("spec.decode.replicas", 2))
+    held = seen(decode=numbers, pods=(ending("decode", name="qwen-decode-1"),))
+    before = compute_status(two, held, (), SOON)
+    assert word(before, ConditionType.PROGRESSING) == ("True", "RollingOut")
+    status = compute_status(two, replace(held, raw={**held.raw, "status": before.document()}), (), OVER)
+    assert word(status, ConditionType.PROGRESSING) == ("False", "RolloutStuck")
+    assert message(status, ConditionType.PROGRESSING) == (
+        f"decode: pod qwen-decode-1: TerminationStuck: it had to end by {ENDS} and is still there; is node n7 alive? "
+        "If it is not: kubectl delete pod qwen-decode-1 --force, once nothing runs there any more. "
+        "The rollout waits for it"
+    )
+    assert word(status, ConditionType.READY) == ("True", "Serving")
+    assert "qwen-decode-1" in message(status, ConditionType.DECODE_READY)
+    assert ("RolloutStuck", "Warning") in {(one.reason, one.kind) for one in happenings(before, status)}
+    later = compute_status(two, replace(held, raw={**held.raw, "status": status.document()}), (), LONG_OVER)
+    assert later == status, "a pod that stays is told once"
+
+
+def test_an_engine_that_does_not_end_is_named_without_a_rollout_too() -> None:
+    drained = seen(decode=replace(DONE, ready=0, updated=0), pods=(ending("decode", finalizers=("a.io/b", "c.io/d")),))
+    before = compute_status(wish(), drained, (), SOON)
+    assert word(before, ConditionType.DECODE_READY) == ("False", "Starting")
+    assert message(before, ConditionType.DECODE_READY) == ("0 of 1 ready; qwen-decode-0 must end before another starts")
+    status = compute_status(wish(), drained, (), OVER)
+    for kind in (ConditionType.DECODE_READY, ConditionType.READY, ConditionType.PROGRESSING):
+        assert word(status, kind) == ("False", "TerminationStuck")
+        assert "kept by the finalizers a.io/b, c.io/d" in message(status, kind)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [ending("router"), ending("decode", ends_by=""), ending("decode", ends_by="?"), pod("decode", ends_by=ENDS)],
+    ids=["router", "no time", "no time that can be read", "not ending"],
+)
+def test_what_does_not_hold_anything_up_or_tells_no_time_is_not_called_stuck(one: Pod) -> None:
+    observed = seen(decode=STARTING, router=STARTING, pods=(one,))
+    assert word(compute_status(wish(), observed, (), LONG_OVER), ConditionType.PROGRESSING) == ("True", "Starting")
+    assert not ends_soon(observed, SOON)
+
+
+def test_an_engine_is_looked_at_until_its_time_is_up() -> None:
+    observed = seen(pods=(ending("prefill"),))
+    assert [ends_soon(observed, time) for time in (ENDS, SOON, OVER, LONG_OVER)] == [True, True, False, False]
 
 
 # --- a new generation -----------------------------------------------------------------------------
@@ -439,9 +570,13 @@ def test_a_rollout_past_its_deadline_says_why_when_pods_are_refused() -> None:
 
 
 def test_what_all_roles_wait_for_is_said_once_and_is_no_warning() -> None:
-    refusal = Refusal(Ref("ServiceAccount", "models", "qwen-router"), "", Reason.WAITING_FOR_API, "waiting for it")
-    status = compute_status(wish(), seen(None, None, None), (refusal,), NOW)
+    account = Ref("ServiceAccount", "models", "qwen-router")
+    waiting = Refusal(account, "", Reason.WAITING_FOR_API, "waiting for it")
+    status = compute_status(wish(), seen(None, None, None), (waiting,), NOW)
     assert word(status, ConditionType.READY) == ("False", "WaitingForAPI")
     assert message(status, ConditionType.READY) == "waiting for it"
     assert message(status, ConditionType.PROGRESSING) == "waiting for it"
     assert {one.kind for one in happenings(PDDeploymentStatus(), status)} == {"Normal"}
+    serving = compute_status(wish(), seen(), (waiting,), NOW)
+    assert word(serving, ConditionType.READY) == ("True", "Serving")
+    assert word(serving, ConditionType.PROGRESSING) == ("True", "WaitingForAPI"), "it is not complete"

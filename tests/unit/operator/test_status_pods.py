@@ -109,6 +109,14 @@ def test_a_pod_in_deletion_is_neither_ready_nor_in_trouble(metadata: dict[str, A
     assert (pod.ready, pod.deleting, pod.trouble) == (False, True, None)
 
 
+def test_what_an_ending_pod_waits_for() -> None:
+    value = raw({}, deletionTimestamp="2026-11-30T10:00:00Z", finalizers=["a.io/b"])
+    value["spec"]["nodeName"] = "n7"
+    pod = observe_pod(value)
+    assert (pod.ends_by, pod.finalizers, pod.node) == ("2026-11-30T10:00:00Z", ("a.io/b",), "n7")
+    assert observe_pod(raw({}, finalizers=["a.io/b"])).finalizers == ()
+
+
 def test_facts_of_a_router_pod() -> None:
     value = raw({"conditions": [{"type": "Ready", "status": "True"}], "podIP": "10.0.0.7"})
     value["spec"]["containers"][0]["ports"].append({"name": "admin", "containerPort": 9000})

@@ -109,3 +109,91 @@ def test_what_names_the_handle_only_after_the_cut_is_withheld(text: bytes) -> No
     assert cut_event(b"data: " + text + b"\n\n") is None
     with pytest.raises(ApiError):
         strip_json(text)
+
+
+ODD_ERRORS = [
+    b'data: {"detail":"SECRETENGINE lost"}\n\n',
+    b'data: {"detail":[{"loc":["a"],"msg":"SECRETENGINE"}]}\n\n',
+    b'event: error\ndata: {"message":"peer 10.0.0.1:5600 SECRETENGINE"}\n\n',
+    b'event:error\r\ndata: "SECRETENGINE"\r\n\r\n',
+    b'event: error\ndata: {"choices":[],"text":"SECRETENGINE"}\n\n',
+    b'data: {"message":"SECRETENGINE","type":"InternalServerError","code":500}\n\n',
+    b'data: {"status":"lost","peer":"SECRETENGINE at 10.0.0.1:5600"}\n\n',
+]
+
+
+@pytest.mark.parametrize("event", ODD_ERRORS)
+def test_an_error_in_another_shape_tells_nothing_either(event: bytes) -> None:
+    cut = cut_event(event)
+    assert cut is not None
+    assert b"SECRET" not in cut.rest
+    assert b"10.0.0.1" not in cut.rest
+    assert json.loads(cut.rest.removeprefix(b"data: "))["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'data: {"choices":[{"delta":{"content":"{\\"detail\\":\\"at 10.0.0.1:5600\\"}"}}]}\n\n',
+        b'event: message_start\ndata: {"type":"message_start","message":{"id":"m"}}\n\n',
+        b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"10.0.0.1:5600"}\n\n',
+        b": ping - 2025-01-01 00:00:00.123456+00:00\n\n",
+        b'id: 17\nretry: 500\ndata: {"choices":[]}\n\n',
+        b"data: [DONE]\n\n",
+    ],
+)
+def test_an_event_of_an_api_stays_as_it_is(event: bytes) -> None:
+    cut = cut_event(event)
+    assert cut is not None
+    assert cut.rest == event
+
+
+SPELT = ["KV_TRANSFER_PARAMS", "Kv_Transfer_Params", "kvTransferParams", "kv-transfer-params", "ec_transfer_params"]
+
+
+@pytest.mark.parametrize("name", SPELT)
+def test_the_params_in_another_spelling_go(name: str) -> None:
+    body = json.dumps({"choices": [{"a": 1, name: {"remote_host": "MARKER"}}], name: {"b": "MARKER"}, "n": 2**70})
+    clean = {"choices": [{"a": 1}], "n": 2**70}
+    assert suspicious(body.encode())
+    assert json.loads(strip_json(body.encode())[0]) == clean
+    cut = cut_event(b": x\ndata: " + body.encode() + b"\n\n")
+    assert cut is not None
+    assert cut.rest.startswith(b": x\ndata: {")
+    assert json.loads(cut.rest[10:]) == clean
+
+
+def test_a_handles_fields_in_the_open_go_and_a_tools_parameters_stay() -> None:
+    fields = {"remote_engine_id": "MARKER", "remote_block_ids": [[1]], "do_remote_decode": True}
+    tools = [{"parameters": {"properties": {"remote_host": {"type": "string"}}}}]
+    answer = {"choices": [{"index": 0, **fields}], **fields, "tools": tools}
+    raw = json.dumps(answer).encode()
+    assert suspicious(raw)
+    clean = {"choices": [{"index": 0}], "tools": tools}
+    assert json.loads(strip_json(raw)[0]) == clean
+    cut = cut_event(b"data: " + raw + b"\n\n")
+    assert cut is not None
+    assert json.loads(cut.rest[6:]) == clean
+    kept = json.dumps({"object": "response", "tools": tools}).encode()
+    assert strip_json(kept) == (kept, None)
+
+
+@pytest.mark.parametrize("line", [b'id: {"remote_engine_id":"MARKER"}', b"id: MARKER@10.0.0.1:5600", b": at 10.0.0.1"])
+def test_lines_that_are_no_data_and_tell_of_places_go(line: bytes) -> None:
+    cut = cut_event(line + b'\ndata: {"choices":[]}\n\n')
+    assert cut is not None
+    assert cut.rest == b'data: {"choices":[]}\n\n'
+
+
+def test_what_is_no_json_and_tells_of_places_is_withheld() -> None:
+    assert cut_event(b"data: SECRETENGINE at 10.0.0.1:5600\n\n") is None
+    with pytest.raises(ApiError):
+        strip_json(b'{"remote_engine_id": SECRET')
+
+
+def test_a_byte_order_mark_costs_no_content() -> None:
+    event = b'\xef\xbb\xbfdata: {"choices":[{"delta":{"content":"yes"}}],"kv_transfer_params":' + HANDLE + b"}\n\n"
+    cut = cut_event(event)
+    assert cut is not None
+    assert cut.handle == {"remote_host": "MARKER"}
+    assert cut.rest == b'\xef\xbb\xbfdata: {"choices":[{"delta":{"content":"yes"}}]}\n\n'

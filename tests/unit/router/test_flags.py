@@ -117,6 +117,8 @@ def test_an_endpoint(value: str, endpoint: Endpoint) -> None:
     [
         *("http://h:0", "http://h:65536", "http://h:²", "http://h:-1", "http://h:x", "ftp://h:1", "h:1", "https://:1"),
         *("http://h:1/v1", "http://h:1?a=b", "http://user:secret@h:1", "https://user@h:1"),
+        *("http://h:1#x", "http://h:1#", "http://h:1?", "http://a b:1", "http://a..b:1", "http://h\n:1", "http://ü:1"),
+        *(f"http://{300 * 'a'}:1", f"http://{60 * 'abcd.'}:1", "http://[::g]:1", "http://.h:1", "http://[1.2.3.4]:1"),
     ],
 )
 def test_an_engine_url_that_is_none(value: str) -> None:
@@ -136,6 +138,46 @@ def test_an_engine_url_that_is_none(value: str) -> None:
 )
 def test_an_engine_url(value: str, endpoint: Endpoint) -> None:
     assert parse_engine_url(value, "--prefill") == endpoint
+
+
+@pytest.mark.parametrize("host", ["a..b", "a b", 64 * "a", 60 * "abcd.", "[:::::]", "::1", "[::1", "[h]"])
+def test_an_endpoint_with_a_host_that_is_none(host: str) -> None:
+    with pytest.raises(SettingsError, match="--listen: "):
+        parse_endpoint(f"{host}:80", "--listen")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        *(("--model", name) for name in ("", " ", " a", "a ", "a\nb", "a\x00b", 257 * "a")),
+        *(("--allow-handle-host", host) for host in ("", " ", "a b", "http://h", "h:5600", "[::1]", "a..b", 300 * "a")),
+        *(("--generation", value) for value in ("a b", "a\nb", "a/b", 64 * "a")),
+        *(("--otlp-endpoint", f"http://{host}:4318") for host in ("a..b", 300 * "a")),
+        *((flag, "9") for flag in ("--discovery-relist", "--discovery-stall", "--discovery-retry-max")),
+        ("--discovery-relist", "nan"),
+    ],
+)
+def test_names_and_flags_of_no_use_are_refused(flag: str, value: str) -> None:
+    with pytest.raises(SettingsError, match=f"{flag}: "):
+        parse_settings([*BASE, flag, value])
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        *(("--model", name) for name in ("org/Model-1.5B", "a b", "模型", 256 * "a")),
+        *(("--allow-handle-host", host) for host in ("10.0.0.1", "fe80::1%eth0", "pod-0.svc.cluster.local", "h.")),
+        ("--generation", "g-1.a_b"),
+    ],
+)
+def test_names_that_may_be_given(flag: str, value: str) -> None:
+    assert parse_settings([*BASE, flag, value])
+
+
+@pytest.mark.parametrize("flag", ["--mode", "--prefil", "--tenant-r", "--admi"])
+def test_no_flag_has_a_short_form(flag: str) -> None:
+    with pytest.raises(SystemExit):
+        parse_settings([*BASE, flag, "1"])
 
 
 def test_access_flags_reach_the_settings() -> None:

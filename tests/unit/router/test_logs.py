@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -115,3 +116,28 @@ def test_the_keys_are_documented() -> None:
     part = text.partition("## Log")[2].partition("\n## ")[0]
     listed: Any = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", part, re.MULTILINE))
     assert listed == {**logs.LINE_KEYS, **logs.TURN_KEYS}
+
+
+def test_another_handler_gets_a_record_of_the_turn(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[Any] = []
+    other = logging.Handler()
+    other.emit = seen.append  # type: ignore[method-assign]
+    logs.configure(Logging())
+    logging.getLogger().addHandler(other)
+    try:
+        logs.log_turn(FIELDS)
+    finally:
+        logging.getLogger().removeHandler(other)
+    [line] = lines(capsys)
+    assert json.loads(line)["status"] == seen[0].turn["status"] == 200
+
+
+def test_a_turn_that_cannot_be_written_ends_like_any_record(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(Logging())
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        [handler] = logging.getLogger().handlers
+        handler.stream = full  # type: ignore[attr-defined]
+        logs.log_turn(FIELDS)
+        with contextlib.suppress(OSError):
+            full.close()
+    assert "No space left on device" in capsys.readouterr().err

@@ -76,6 +76,13 @@ WRONG = [
     ("remote_block_ids", [[1 << 31]], "remote_block_ids"),
     ("remote_block_ids", [[True]], "remote_block_ids"),
     ("remote_block_ids", [list(range(41))], "more blocks than"),
+    ("remote_block_ids", [[1, 1, 1]], "a block twice"),
+    ("remote_block_ids", [[4, 5, 6, 5]], "a block twice"),
+    ("remote_block_ids", [[0, 0, 5, 5]], "a block twice"),
+    ("remote_block_ids", [[0, 0, 0]], "a block twice"),
+    ("remote_block_ids", [[4, 5, 6], [7, 7]], "a block twice"),
+    ("remote_num_tokens", 10**9, "for each of the blocks"),
+    ("remote_num_tokens", 3 * 4096 + 1, "for each of the blocks"),
     ("tp_size", 0, "tp_size"),
     ("tp_size", "8", "tp_size"),
     ("dcp_size", 1 << 20, "dcp_size"),
@@ -88,6 +95,26 @@ WRONG = [
 def test_a_wrong_field_is_named_for_both_directions(key: str, value: object, words: str) -> None:
     assert words in str(decoder_handle_fault({**DECODER, key: value}))
     assert words in str(prefill_handle_fault({**PREFILL, key: value}))
+
+
+@pytest.mark.parametrize(
+    ("groups", "tokens"),
+    [
+        ([[4, 5, 6]], 3),
+        ([[4, 5, 6]], 3 * 4096),
+        ([[0, 1, 2]], 48),
+        ([[9]], 1_000_000),
+        ([[0, 0, 7, 8]], 64),
+        ([[4, 5, 6, 7], [0, 0, 8, 9]], 64),
+        ([[4, 5, 6, 7], [9], []], 4 * 2096),
+        ([[9], [8]], 1_000_000),
+        ([[1, 2], [3, 4]], 100_000),
+    ],
+    ids=repr,
+)
+def test_windows_states_and_several_groups_pass(groups: list[list[int]], tokens: int) -> None:
+    assert decoder_handle_fault({**DECODER, "remote_block_ids": groups, "remote_num_tokens": tokens}) is None
+    assert prefill_handle_fault({**PREFILL, "remote_block_ids": groups, "remote_num_tokens": tokens}) is None
 
 
 @pytest.mark.parametrize("value", [None, "soon", float("nan"), float("inf"), float("-inf"), 10**400, True])
