@@ -402,6 +402,28 @@ def test_a_foreign_object_is_never_taken_over(lab: Lab) -> None:
     eventually("ours", lambda: {str(ref) for ref in lab.children()} == ALL_CHILDREN)
 
 
+def test_a_foreign_object_beside_what_serves_is_no_outage(lab: Lab) -> None:
+    kinds = {
+        "PodDisruptionBudget": ("qwen-decode", {"selector": {"matchLabels": {"mine": "true"}}, "maxUnavailable": 1}),
+        "NetworkPolicy": ("qwen-engines", {"podSelector": {"matchLabels": {"mine": "true"}}}),
+    }
+    for kind, (name, spec) in kinds.items():
+        ref = lab.ref(kind, name)
+        lab.api.request("POST", lab.path(ref).rpartition("/")[0], {"metadata": {"name": name}, "spec": spec})
+    lab.operator()
+    lab.create(("spec.decode.replicas", 2))
+    lab.serve()
+    message = lab.until_condition("Progressing", "False", "ForeignObject")["message"]
+    for kind, (name, _) in kinds.items():
+        assert f"{kind} {name} exists and its controller is nobody" in message
+    for kind in ("Ready", "PrefillReady", "DecodeReady", "RouterReady"):
+        assert lab.condition(kind)["status"] == "True"
+    for kind, (name, _) in kinds.items():
+        lab.delete(lab.ref(kind, name))
+    lab.until_ready("decode", "2/2")
+    lab.until_condition("Ready", "True", "AllReady")
+
+
 def test_nothing_runs_as_or_gives_rights_to_a_foreign_account(lab: Lab) -> None:
     account = lab.ref("ServiceAccount", "qwen-router")
     lab.api.request("POST", lab.path(account).rpartition("/")[0], {"metadata": {"name": account.name}})

@@ -18,7 +18,7 @@ from pdctl.shell.cluster.api import ApiError
 from pdctl.shell.cluster.cluster import EmbeddedCluster
 from support.cluster_serving import is_ready
 from support.clusters import eventually
-from support.operator_lab import Lab
+from support.operator_lab import STRATEGIC, Lab
 from support.operator_process import OperatorProcess
 
 P, D = ROLES = ("prefill", "decode")
@@ -238,6 +238,63 @@ def test_a_pair_of_single_engines_goes_together_and_says_so(lab: Lab) -> None:
     assert lab.condition("Ready")["status"] == "False"
     stage.until_complete(prefill="b", decode="b")
     assert {role: (stage.writes(role), stage.new_revisions(role)) for role in ROLES} == dict.fromkeys(ROLES, (1, 1))
+
+
+@contextlib.contextmanager
+def refused_by_policy(lab: Lab, name: str, image: str) -> Iterator[None]:
+    """Admission refuses one StatefulSet with that image."""
+    rule = f"object.metadata.name != '{name}' || object.spec.template.spec.containers[0].image != '{image}'"
+    group = "/apis/admissionregistration.k8s.io/v1"
+    where = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": lab.namespace}},
+        "resourceRules": [
+            {"apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["*"], "resources": ["statefulsets"]}
+        ],
+    }
+    metadata = {"name": lab.namespace}
+    policy = {
+        "metadata": metadata,
+        "spec": {"matchConstraints": where, "validations": [{"expression": rule, "message": "no such image here"}]},
+    }
+    binding = {"metadata": metadata, "spec": {"policyName": lab.namespace, "validationActions": ["Deny"]}}
+    ref = lab.ref("StatefulSet", name)
+    tried = {"spec": {"template": {"spec": {"containers": [{"name": "engine", "image": image}]}}}}
+
+    def refuses() -> bool:
+        try:
+            lab.api.request("PATCH", f"{lab.path(ref)}?dryRun=All", tried, STRATEGIC)
+        except ApiError as error:
+            return "no such image here" in str(error)
+        return False
+
+    lab.api.request("POST", f"{group}/validatingadmissionpolicies", policy)
+    lab.api.request("POST", f"{group}/validatingadmissionpolicybindings", binding)
+    try:
+        eventually("the policy is in force", refuses)
+        yield
+    finally:
+        for plural in ("validatingadmissionpolicybindings", "validatingadmissionpolicies"):
+            lab.api.request("DELETE", f"{group}/{plural}/{lab.namespace}")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_an_edit_of_which_one_role_is_refused_leaves_the_pair_as_it_is(lab: Lab, role: str) -> None:
+    stage = Stage(lab, 1, 1)
+    pods = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in lab.pods()}
+    with refused_by_policy(lab, f"qwen-{role}", IMAGES["b"]):
+        stage.apply("b")
+        told = lab.until_condition("Progressing", "False", "ApplyRefused")["message"]
+        assert f"the API server refuses StatefulSet qwen-{role}: " in told
+        assert "no such image here" in told
+        assert "requests are served as before, and it is tried again" in told
+        for kind in ("Ready", "PrefillReady", "DecodeReady", "RouterReady"):
+            assert lab.condition(kind)["status"] == "True"
+        for _ in range(10):
+            stage.look()
+        assert {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in lab.pods()} == pods
+        assert all(stage.looks)
+        assert lab.written(stage.since) == []
+    stage.until_complete(prefill="b", decode="b")
 
 
 def test_a_single_engine_goes_when_the_other_role_has_a_new_one(lab: Lab) -> None:

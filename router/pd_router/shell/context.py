@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pd_router.core.linking import Keyring
+from pd_router.core.passed_health import PassedHealth
 from pd_router.core.placement import Loads
 from pd_router.core.response_store import Responses
 from pd_router.core.retry_budget import RetryBudget
@@ -50,6 +51,7 @@ class Context:
     responses: Responses
     tracing: Tracing | None = None
     decisions: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=DECISIONS_KEPT))
+    passed: PassedHealth = field(default_factory=PassedHealth)
     retries: RetryBudget = field(init=False)
     _request_ids: itertools.count[int] = field(default_factory=itertools.count)
     _prefix: str = field(default_factory=lambda: secrets.token_hex(6))

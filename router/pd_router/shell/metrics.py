@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from pd_router.core.fields import Api
 from pd_router.core.linking import HISTORY
+from pd_router.core.passed import PASSED
 from pd_router.core.policy import Drop, NotStored
 from pd_router.core.sse import Ending
 from pd_router.core.store import Fate
@@ -28,6 +29,8 @@ from pd_wire.names import ID_FIELDS, ROLE_DECODE, ROLE_PREFILL
 STAGES: Final = ("eligible", "found", "live", "attached", "proven", "pulled")
 """Of the reuse funnel, in order."""
 LEGS: Final = (ROLE_PREFILL, ROLE_DECODE)
+APIS: Final = (*(api.value for api in Api), *PASSED)
+"""APIs of turns, and paths of the endpoints that one engine serves."""
 STATUSES: Final = tuple(
     str(code)
     for code in (
@@ -41,7 +44,8 @@ LEG_REASONS: Final = tuple(
         (
             *(failure.value for failure in Failure),
             *(ending.value for ending in Ending if ending is not Ending.CLEAN),
-            *("malformed_answer", "no_engine", "refused", "status_429", "status_503", "status_5xx"),
+            *("malformed_answer", "malformed_handle", "foreign_host", "no_engine"),
+            *("refused", "status_429", "status_503", "status_5xx"),
         )
     )
 )
@@ -99,10 +103,7 @@ class Metrics:
         )
         build.labels(version_here(), platform.python_version()).set(1)
         self.requests = self._pair(
-            "requests",
-            "Requests answered, refusals included, health checks not; the api is `other` where it is none of these",
-            api=_values(Api),
-            status=STATUSES,
+            "requests", "Requests answered, refusals included, health checks not", api=APIS, status=STATUSES
         )
         for api in _values(Api):
             self.requests[api, "200"].inc(0)  # see `Bound`: the first turns would be no increase
@@ -152,8 +153,8 @@ class Metrics:
         self.turn_seconds = self._histogram("turn_seconds", "From the request's arrival to the end of the answer")
         Gauge("pd_router_workers", "Processes that serve clients", registry=self.registry).set(1)
         worker_restarts(self.registry)
-        self.inflight = Gauge("pd_router_inflight", "Turns being served", registry=self.registry)
-        self.queued = Gauge("pd_router_queued", "Turns waiting for admission", registry=self.registry)
+        self.inflight = Gauge("pd_router_inflight", "Requests being served", registry=self.registry)
+        self.queued = Gauge("pd_router_queued", "Requests waiting for admission", registry=self.registry)
         self.legs = dict.fromkeys(LEGS, 0)
         legs = Gauge("pd_router_leg_inflight", "Legs being served by an engine", ["leg"], registry=self.registry)
         for leg in LEGS:

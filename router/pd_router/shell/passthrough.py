@@ -1,51 +1,50 @@
 """Requests that carry no KV and need one engine only: sent to the least loaded one, and its answer back.
 
-Which ones, and what they may say, is decided in `core.passed`.
+Which ones, and what they may say, is decided in `core.passed`. They wait for admission, are tried again and counted as
+turns are, and leave a line in the log; since they hold no state, a second try is another request to another engine.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 from pd_router.core.dialect import DIALECTS
 from pd_router.core.errors import ApiError, bad_method, no_engine, upstream_failed
 from pd_router.core.fields import Api
 from pd_router.core.passed import PASSED, Body, Passed, clean_body
+from pd_router.core.placement import Engine
 from pd_router.core.sse import EventTooLarge, SseFilter, strip_json
+from pd_router.shell.admission import Withdrawn
 from pd_router.shell.context import Context
 from pd_router.shell.exchange import Exchange, Failure, LegError
 from pd_router.shell.fleet import Member
 from pd_router.shell.legs import LegFailed, network_failure, refused, relayed_headers, request_head
+from pd_router.shell.passed_record import PassedRecord
 from pd_router.shell.request_reader import Request
 from pd_router.shell.responder import Responder
 from pd_wire.names import ROLE_DECODE, ROLE_PREFILL
 
-RETRY_AFTER_SECONDS = 5
-QUICK_SECONDS = 30.0
-_KEPT = 64 * 1024
+RETRY_AFTER_SECONDS: Final = 5
+QUICK_SECONDS: Final = 30.0
+CLIENT_LEFT: Final = 499
+ATTEMPTS: Final = 2
+_KEPT: Final = 64 * 1024
 """Bytes of a stream that are remembered; nothing is read from them."""
-_UNREACHED = frozenset({Failure.CONNECT, Failure.CONNECT_TIMEOUT})
+_UNREACHED: Final = frozenset({Failure.CONNECT.value, Failure.CONNECT_TIMEOUT.value})
+_GONE: Final = _UNREACHED | {Failure.CLOSED.value, Failure.LOST.value}
+"""Nothing came back: the engine is away, or closed a kept connection as the request came."""
+_BUSY: Final = frozenset({"status_429", "status_503", "status_5xx"})
+"""Another engine may do better, at the cost of its time: asked within the budget of retries."""
 
 
 async def pass_through(context: Context, path: str, request: Request, responder: Responder) -> None:
     """Send the request to a ready engine and its answer back."""
     passed = PASSED[path]
-    dialect = DIALECTS[Api.MESSAGES if path.startswith("/v1/messages") else Api.CHAT]
     if request.method not in passed.methods:
         allow = ", ".join(passed.methods)
         responder.send_error(bad_method(request.method, path, allow), [(b"allow", allow.encode())])
         return
-    try:
-        await _Passage(context, path, passed, request, responder).run()
-    except LegFailed as failure:
-        if responder.gone or responder.started:
-            return
-        if failure.verbatim is None or context.guard.is_own_fault(failure.status):
-            error = failure.answer
-            responder.send_error(error, body=dialect.error_body(error.body(), error.status))
-        else:
-            status, headers, body = failure.verbatim
-            responder.send(status, headers, dialect.error_body(body, status))
-    except ApiError as error:
-        responder.send_error(error, body=dialect.error_body(error.body(), error.status))
+    await _Passage(context, path, passed, request, responder).run()
 
 
 class _Passage:
@@ -57,62 +56,175 @@ class _Passage:
         self._passed = passed
         self._request = request
         self._responder = responder
+        self._dialect = DIALECTS[Api.MESSAGES if path.startswith("/v1/messages") else Api.CHAT]
+        self._request_id = context.request_id(request.headers)
+        self._own_headers = [(b"x-request-id", self._request_id.encode("latin-1", "replace"))]
+        self._record = PassedRecord(context, self._request_id, path, request.arrived)
+        self._exchange: Exchange | None = None
         timeouts = context.settings.timeouts
         self._wait = QUICK_SECONDS if passed.quick else timeouts.answer
         self._idle = timeouts.idle
 
     async def run(self) -> None:
-        """Raises ApiError and LegFailed, before anything is sent to the client."""
-        body, kind = clean_body(self._passed, self._request.body, self._request.headers.get("content-type", ""))
-        members = self._members()
-        if not members:
-            raise no_engine(ROLE_DECODE, RETRY_AFTER_SECONDS)
-        for last, member in zip((False, True), members[:2] * 2, strict=False):
-            place = self._context.loads.open(member.key)
-            try:
-                await self._ask(member, body, kind)
-                return
-            except LegError as error:
-                if error.reason not in _UNREACHED or last or self._responder.started:
-                    raise network_failure(ROLE_DECODE, error, self._wait) from error
-                # Nothing was sent, so any other engine may have it.
-                self._context.suspect(member, gone=error.reason is Failure.CONNECT)
-            finally:
-                place.close()
+        """Answer the request."""
+        context, request, responder = self._context, self._request, self._responder
+        responder.on_gone = self._client_left
+        admitted = False
+        status = 500
+        try:
+            body, kind = clean_body(self._passed, request.body, request.headers.get("content-type", ""))
+            await context.admission.enter(self, request.tenant)
+            admitted = True
+            if responder.gone:
+                raise Withdrawn
+            status = await self._serve(body, kind)
+        except Withdrawn:
+            status = CLIENT_LEFT
+        except LegFailed as failure:
+            status = self._refuse(failure)
+        except ApiError as error:
+            status = self._answer(error)
+        finally:
+            if admitted:
+                context.admission.leave()
+            if self._exchange is not None:
+                self._exchange.abort()
+            responder.on_gone = None
+            self._record.finish(CLIENT_LEFT if responder.gone and not responder.finished else status)
 
-    def _members(self) -> list[Member]:
-        """Engines that take work, the least loaded first; those for prefill only where no other is there."""
+    def _client_left(self) -> None:
+        self._context.admission.withdraw(self)
+        self._record.client_left("stream" if self._responder.started else ROLE_DECODE)
+        if self._exchange is not None:
+            self._exchange.abort()
+
+    def _refuse(self, failure: LegFailed) -> int:
+        if failure.verbatim is None or self._context.guard.is_own_fault(failure.status):
+            return self._answer(failure.answer)
+        status, headers, body = failure.verbatim
+        if not self._responder.gone:
+            shown = self._dialect.error_body(body, status)
+            self._responder.send(status, [*headers, *self._own_headers], shown)
+        return status
+
+    def _answer(self, error: ApiError) -> int:
+        if not self._responder.gone and not self._responder.started:
+            shown = self._dialect.error_body(error.body(), error.status)
+            self._responder.send_error(error, self._own_headers, body=shown)
+        return error.status
+
+    async def _serve(self, body: bytes, kind: bytes) -> int:
+        """Try until the client has an answer, or there is nothing to try. Returns the status. Raises LegFailed."""
+        tried: frozenset[str] = frozenset()
+        failed: LegFailed | None = None
+        self._context.retries.turn()
+        while True:
+            engine = self._choose(tried)
+            if engine is None:
+                raise failed or no_engine(ROLE_DECODE, RETRY_AFTER_SECONDS)
+            if failed is not None:
+                if engine.key in tried and failed.reason != Failure.CLOSED.value:
+                    raise failed  # where it would fail again
+                self._record.retried(failed)
+            try:
+                return await self._leg(engine, body, kind)
+            except LegFailed as failure:
+                failed, tried = failure, tried | {engine.key}
+                if self._record.attempts >= ATTEMPTS or not self._may_try_again(failure):
+                    raise
+
+    def _may_try_again(self, failure: LegFailed) -> bool:
+        if self._responder.started or self._responder.gone:
+            return False
+        return failure.reason in _GONE or (failure.reason in _BUSY and self._context.retries.take())
+
+    def _choose(self, tried: frozenset[str]) -> Engine | None:
+        """An engine for decode; one for prefill only where no other takes work."""
         context = self._context
         now = context.now()
         for role in (ROLE_DECODE, ROLE_PREFILL):
-            ready = [engine.key for engine in context.fleet.snapshot(role, now) if engine.takes_work]
-            if ready:
-                return [context.member(key) for key in sorted(ready, key=context.loads.turns)]
-        return []
+            engines = context.fleet.snapshot(role, now)
+            found = context.passed.choose(engines, self._path, tried, context.loads, now)
+            if found is not None:
+                return found
+        return None
 
-    async def _ask(self, member: Member, body: bytes, kind: bytes) -> None:
-        context, responder, request = self._context, self._responder, self._request
-        head = request_head(self._path, member, request.headers, context.request_id(request.headers), len(body))
+    async def _leg(self, engine: Engine, body: bytes, kind: bytes) -> int:
+        """Ask one engine. Returns the status for the client. Raises LegFailed, before it has a byte."""
+        context, member = self._context, self._context.member(engine.key)
+        place = context.loads.open(engine.key)
+        context.passed.sent(engine, self._path, context.now())
+        self._record.began(member)
+        try:
+            exchange = await self._ask(member, body, kind)
+            status = await self._relay(exchange)
+        except LegError as error:
+            raise self._failed(engine, member, network_failure(ROLE_DECODE, error, self._wait)) from error
+        except ApiError as error:
+            raise self._failed(engine, member, LegFailed(ROLE_DECODE, "malformed_answer", error)) from error
+        except LegFailed as failure:
+            self._failed(engine, member, failure)
+            raise
+        except BaseException:
+            context.passed.abandoned(engine, self._path)
+            raise
+        finally:
+            place.close()
+            if self._exchange is not None:
+                self._exchange.abort()
+                self._exchange = None
+        if self._responder.gone and not self._responder.finished:
+            context.passed.abandoned(engine, self._path)
+        elif status == 200:
+            context.passed.succeeded(engine, self._path)
+        else:
+            context.passed.failed(engine, self._path, context.now())
+        self._record.ended(status)
+        return status
+
+    def _failed(self, engine: Engine, member: Member, failure: LegFailed) -> LegFailed:
+        """Count it, and look at the engine at once when it could not be reached."""
+        context = self._context
+        if failure.reason == Failure.ABORTED.value:
+            context.passed.abandoned(engine, self._path)
+        elif failure.engine_fault or failure.reason in _BUSY:
+            context.passed.failed(engine, self._path, context.now())
+        else:
+            context.passed.succeeded(engine, self._path)
+        self._record.failed(failure)
+        if failure.reason in _UNREACHED:
+            context.suspect(member, gone=failure.reason == Failure.CONNECT.value)
+        return failure
+
+    async def _ask(self, member: Member, body: bytes, kind: bytes) -> Exchange:
+        """Send it, and wait for the head of an answer that is one. Raises LegError and LegFailed."""
+        head = request_head(self._path, member, self._request.headers, self._request_id, len(body))
         if self._passed.body is Body.NONE:
             head = head.replace(b"POST ", b"GET ", 1)
         elif kind != b"application/json":
             head = head.replace(b"content-type: application/json", b"content-type: " + kind, 1)
-        exchange = await context.pool.request(member.address, head, body, self._wait)
-        responder.on_gone = exchange.abort
+        exchange = self._exchange = await self._context.pool.request(member.address, head, body, self._wait)
+        if self._responder.gone:  # while the connection was being made
+            exchange.abort()
         status = await exchange.head()
         if status != 200:
             raise refused(ROLE_DECODE, status, exchange, await exchange.body())
-        answer_kind = exchange.header(b"content-type").partition(b";")[0].strip().lower()
-        if answer_kind == b"text/event-stream":
-            await self._stream(exchange)
-            return
+        return exchange
+
+    async def _relay(self, exchange: Exchange) -> int:
+        """Raises LegError, and ApiError for what can't be relayed."""
+        context, responder = self._context, self._responder
+        kind = exchange.header(b"content-type").partition(b";")[0].strip().lower()
+        if kind == b"text/event-stream":
+            return await self._stream(exchange)
         exchange.deadline = context.now() + max(self._idle, self._wait)
         raw = await exchange.body()
-        clean = raw if answer_kind == b"application/octet-stream" else strip_json(raw)[0]
+        clean = raw if kind == b"application/octet-stream" else strip_json(raw)[0]
         if not responder.gone:
-            responder.send(status, relayed_headers(exchange), clean)
+            responder.send(200, [*relayed_headers(exchange), *self._own_headers], clean)
+        return 200
 
-    async def _stream(self, exchange: Exchange) -> None:
+    async def _stream(self, exchange: Exchange) -> int:
         """Relay events, each looked at for what no client may see."""
         responder, stream = self._responder, SseFilter(_KEPT)
         exchange.idle = self._idle
@@ -125,7 +237,7 @@ class _Passage:
             except EventTooLarge as error:
                 exchange.abort(Failure.MALFORMED, str(error))
 
-        responder.begin_stream(200, relayed_headers(exchange))
+        responder.begin_stream(200, [*relayed_headers(exchange), *self._own_headers])
         early = b"".join(exchange.parts)
         exchange.parts.clear()
         exchange.on_data = relay
@@ -136,9 +248,10 @@ class _Passage:
         await exchange.ended()
         responder.on_pause = responder.on_resume = None
         if responder.gone:
-            return
+            return CLIENT_LEFT
         if exchange.failure is None:
             responder.end(stream.flush())
-            return
+            return 200
         lost = upstream_failed(ROLE_DECODE, "it ended the stream before the answer was complete")
-        responder.end(DIALECTS[Api.CHAT].error_event(lost.body()), close=True)
+        responder.end(self._dialect.error_event(lost.body()), close=True)
+        return 502

@@ -269,11 +269,11 @@ class Router:
                 responder.send_error(internal())
         if not counted and path not in OPEN_PATHS:
             api = TURNS.get(path)
-            self.context.metrics.requests[api.value if api else OTHER, str(responder.status or CLIENT_LEFT)].inc()
+            self.context.metrics.requests[api.value if api else path, str(responder.status or CLIENT_LEFT)].inc()
 
     async def _let_in(self, path: str, request: Request, responder: Responder) -> bool:
-        """Serve a request whose principal is proven, within its tenant's limits. Returns whether it was a turn, which
-        counts itself."""
+        """Serve a request whose principal is proven, within its tenant's limits. Returns whether it counts itself, as
+        what reaches engines does."""
         if path in OPEN_PATHS:
             return await self._route(path, request, responder)
         meter = self._guard.meter
@@ -305,7 +305,8 @@ class Router:
             return True
         if path in PASSED:
             await pass_through(self.context, path, request, responder)
-        elif path in SOCKETS:
+            return request.method in PASSED[path].methods
+        if path in SOCKETS:
             responder.send_error(no_websocket(path))
         elif path == "/health":
             reason = self.why_not_ready()
