@@ -24,8 +24,12 @@ SCALE: Final = {
 """A definition has one scale subresource; decode is the role that grows with load."""
 
 
-def custom_resource_definition() -> dict[str, Any]:
-    """The whole object, as a plain dict in the order in which it is written."""
+def custom_resource_definition(*, numbers: bool = True) -> dict[str, Any]:
+    """The whole object, as a plain dict in the order in which it is written.
+
+    Args:
+        numbers: end each description with default and bounds, for whoever sees nothing else of the schema.
+    """
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -41,23 +45,23 @@ def custom_resource_definition() -> dict[str, Any]:
                 "categories": list(CATEGORIES),
             },
             "scope": "Namespaced",
-            "versions": [_version()],
+            "versions": [_version(numbers)],
         },
     }
 
 
-def _version() -> dict[str, Any]:
+def _version(numbers: bool) -> dict[str, Any]:
     return {
         "name": names.API_VERSION,
         "served": True,
         "storage": True,
         "subresources": {"status": {}, "scale": dict(SCALE)},
         "additionalPrinterColumns": _columns(),
-        "schema": {"openAPIV3Schema": _schema()},
+        "schema": {"openAPIV3Schema": _schema(numbers)},
     }
 
 
-def _schema() -> Schema:
+def _schema(numbers: bool) -> Schema:
     name = {"type": "string", "pattern": fields.DNS_LABEL, "maxLength": NAME_LIMIT}
     return {
         "description": str(PDDeployment.__doc__),
@@ -67,7 +71,7 @@ def _schema() -> Schema:
             "apiVersion": {"type": "string", "description": "Always pdserving.dev/v1alpha1."},
             "kind": {"type": "string", "description": "Always PDDeployment."},
             "metadata": {"type": "object", "properties": {"name": name}},
-            "spec": structural_schema(PDDeploymentSpec, crd_rules.rules_of),
+            "spec": structural_schema(PDDeploymentSpec, crd_rules.rules_of, numbers=numbers),
             "status": structural_schema(PDDeploymentStatus, defaults=False),
         },
     }

@@ -12,10 +12,11 @@ from typing import Final
 
 from pd_operator.core import crd_rules_access, crd_rules_engine, crd_rules_pod, rules_store
 from pd_operator.core.cel import Rule, compared, rule, text, words
-from pd_operator.core.crd_rules_engine import VOLUMES
+from pd_operator.core.crd_rules_engine import VOLUMES, folder
 from pd_operator.core.crd_schema import Schema
 from pd_operator.core.pod_profiles import P5EN_EFA as P5EN_POD
 from pd_operator.core.profiles import CPU, P5EN_EFA
+from pd_operator.core.rules_extra import VALUES
 from pd_operator.core.rules_pod import TOO_MUCH_SHARED
 from pd_operator.core.rules_transfer import BYPASS_NEEDS_CACHE, FIELD_OF_KEY, FREE_KEYS
 from pd_operator.core.spec_transfer import READ_MARGIN_SECONDS
@@ -66,7 +67,7 @@ def _spec_rules() -> list[Rule]:
              "router.placement.bypass.maxNewTokens"),
         rule(
             f"!has(self.engine.volumes) || !({' || '.join(f'has(self.model.source.{one})' for one in VOLUMES)}) || "
-            "self.engine.volumes.all(one, one.mountPath != self.model.source.mountPath)",
+            f"self.engine.volumes.all(one, {folder('one.mountPath')} != {folder('self.model.source.mountPath')})",
             "model.source is mounted there; choose another folder",
             "engine.volumes",
         ),
@@ -149,6 +150,10 @@ def _extra_config_rules() -> list[Rule]:
             "name",
         ),
         rule(f"self.value.matches({text(JSON)})", "must be JSON, such as 4 or true", "value"),
+        *(
+            rule(f"self.name != {text(name)} || self.value.matches({text(form)})", f"of {name} {what}", "value")
+            for name, (form, what) in VALUES.items()
+        ),
     ]
 
 

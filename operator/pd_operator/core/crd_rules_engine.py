@@ -8,7 +8,7 @@ from typing import Final
 from pd_operator.core import versions
 from pd_operator.core.cel import Rule, compared, rule, text, words
 from pd_operator.core.pod_profiles import GPU
-from pd_operator.core.render_volumes import IMAGE_PATHS, KERNEL_PATHS, OWN_PATHS, OWN_VOLUMES
+from pd_operator.core.render_volumes import IMAGE_PATHS, KERNEL_PATHS, OWN_PATHS, OWN_VOLUMES, RUNTIME_FILES
 from pd_operator.core.reserved import (
     PLAIN_ENV,
     RENDERED_ENV,
@@ -21,7 +21,8 @@ from pd_operator.core.reserved import (
     shared_flag,
     spellings,
 )
-from pd_operator.core.rules_pod import HIDES_THE_IMAGE, TOO_FEW_DEVICES, VOLUME_SOURCES
+from pd_operator.core.rules_pod import TOO_FEW_DEVICES
+from pd_operator.core.rules_volumes import HIDES_THE_IMAGE, RUNTIME_PUTS, VOLUME_SOURCES
 
 TOKEN: Final = r"(^|[^A-Za-z0-9_])hf_[A-Za-z0-9]{20,}"
 NO_TOKEN: Final = "never write a token into the object; use spec.model.source.tokenSecretRef"
@@ -73,8 +74,14 @@ def _own_folder_rules() -> list[Rule]:
             f"must be a folder of its own, such as /models; {', '.join(OWN_PATHS)} lie there",
             "mountPath",
         ),
+        rule(f"!({_within(RUNTIME_FILES)})", RUNTIME_PUTS, "mountPath"),
         rule(f"!({_within(KERNEL_PATHS)}) && !(self.mountPath in {words(images)})", HIDES_THE_IMAGE, "mountPath"),
     ]
+
+
+def folder(path: str) -> str:
+    """A path without the slash at its end."""
+    return f'({path}.endsWith("/") ? {path}.substring(0, {path}.size() - 1) : {path})'
 
 
 def _within(paths: Iterable[str]) -> str:
@@ -90,8 +97,8 @@ def engine_rules() -> list[Rule]:
         rule(_image_version(), unsupported, "image"),
         rule('!has(self.runAsUser) || self.securityProfile == "Restricted"',
              "may be set with securityProfile Restricted only", "runAsUser"),
-        rule("!has(self.volumes) || self.volumes.all(one, self.volumes.exists_one(other, other.mountPath == "
-             "one.mountPath))", "each must be mounted in a folder of its own", "volumes"),
+        rule(f"!has(self.volumes) || self.volumes.all(one, self.volumes.exists_one(other, {folder('other.mountPath')} "
+             f"== {folder('one.mountPath')}))", "each must be mounted in a folder of its own", "volumes"),
         first_argument_rule(),
     ]  # fmt: skip
 

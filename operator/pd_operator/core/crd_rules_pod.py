@@ -10,10 +10,17 @@ from pd_operator.core.rules_pod import (
     BYTES,
     CLAIM_SOURCES,
     CONTROLLERS_LABELS,
+    HUGE,
+    LONG_PREFIX,
     NO_BYTES,
+    NO_QUOTA,
+    NOT_PAGES,
     NOT_WHOLE,
     OWN_LABELS,
     PART_OF_A_BYTE,
+    PREFIX_LIMIT,
+    QUOTA,
+    RESOURCE_PREFIX_LIMIT,
     SET_FOR_YOU,
     WHOLE,
 )
@@ -27,12 +34,21 @@ def key_rules(field: str) -> list[Rule]:
     """On a map: a structural schema has no word for the form of its keys."""
     if field in ("requests", "limits"):
         names = f"keys must be {PATTERN_SENTENCES[RESOURCE_NAME]}"
-        return [rule(f"self.all(key, key.matches({text(RESOURCE_NAME)}))", names)]
+        return [
+            rule(f"self.all(key, key.matches({text(RESOURCE_NAME)}))", names),
+            rule(f"!self.exists(key, key.startsWith({text(QUOTA)}))", NO_QUOTA),
+            _short("self.all(key, {})", "key", RESOURCE_PREFIX_LIMIT),
+        ]
     form = rule(f"self.all(key, key.matches({text(QUALIFIED_NAME)}))", "keys must be such as name or example.com/name")
+    short = _short("self.all(key, {})", "key")
     if field != "labels":
-        return [form]
+        return [form, short]
     ours = " || ".join(f"key.startsWith({text(prefix)})" for prefix in OWN_LABELS)
-    return [form, rule(f"!self.exists(key, key in {words(CONTROLLERS_LABELS)} || {ours})", SET_FOR_YOU)]
+    return [form, short, rule(f"!self.exists(key, key in {words(CONTROLLERS_LABELS)} || {ours})", SET_FOR_YOU)]
+
+
+def _short(where: str, key: str, limit: int = PREFIX_LIMIT, field: str = "") -> Rule:
+    return rule(where.format(f'{key}.indexOf("/") <= {limit}'), LONG_PREFIX.format(limit), field)
 
 
 def toleration_rules() -> list[Rule]:
@@ -43,6 +59,7 @@ def toleration_rules() -> list[Rule]:
         rule('self.operator != "Equal" || has(self.key)', "is required with operator Equal", "key"),
         rule('!has(self.tolerationSeconds) || (has(self.effect) && self.effect == "NoExecute")',
              "may be set with effect NoExecute only", "tolerationSeconds"),
+        _short("!has(self.key) || {}", "self.key", field="key"),
     ]  # fmt: skip
 
 
@@ -56,6 +73,7 @@ def node_requirement_rules() -> list[Rule]:
              "must be left out with operator Exists or DoesNotExist", "values"),
         rule(f'!(self.operator in ["Gt", "Lt"]) || {number}', "must be one whole number with operator Gt or Lt",
              "values"),
+        _short("{}", "self.key", field="key"),
     ]  # fmt: skip
 
 
@@ -78,6 +96,9 @@ def _whole_rules(side: str) -> list[Rule]:
              side),
         rule(f"!has(self.{side}) || self.{side}.all(key, !(key in {words(BYTES)}) || "
              f"!{value}.matches({text(PART_OF_A_BYTE)}))", NO_BYTES, side),
+        rule(f"!has(self.{side}) || self.{side}.all(key, !key.startsWith({text(HUGE)}) || "
+             f"quantity({value}).asInteger() % quantity(key.substring({len(HUGE)})).asInteger() == 0)",
+             NOT_PAGES, side),
     ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ a schema cannot say instead of leaving it out, so that a model never promises mo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -48,26 +49,31 @@ class NotStructural(ValueError):
     """A model says something that a structural schema cannot."""
 
 
-def structural_schema(model: type[BaseModel], rules: Rules | None = None, *, defaults: bool = True) -> Schema:
+def structural_schema(
+    model: type[BaseModel], rules: Rules | None = None, *, defaults: bool = True, numbers: bool = False
+) -> Schema:
     """The schema of a model's objects.
 
     Args:
         model: the whole object's model.
         rules: rules per model, by the model's class name.
         defaults: carry default values, so that an API server fills them in.
+        numbers: end each description with default and bounds, for `kubectl explain`, which shows neither.
 
     Raises:
         NotStructural: the model cannot be said, with the path in the message.
     """
     raw = model.model_json_schema(by_alias=True)
-    return _Builder(raw.get("$defs", {}), rules or (lambda name, schema: []), defaults).build(raw, model.__name__, "")
+    builder = _Builder(raw.get("$defs", {}), rules or (lambda name, schema: []), defaults, numbers)
+    return builder.build(raw, model.__name__, "")
 
 
 class _Builder:
-    def __init__(self, definitions: Mapping[str, Schema], rules: Rules, defaults: bool) -> None:
+    def __init__(self, definitions: Mapping[str, Schema], rules: Rules, defaults: bool, numbers: bool) -> None:
         self._definitions = definitions
         self._rules = rules
         self._defaults = defaults
+        self._numbers = numbers
 
     def build(self, node: Schema, name: str, path: str) -> Schema:
         """One node with everything below it. ``name`` is its model's, empty for a plain value."""
@@ -82,6 +88,8 @@ class _Builder:
             raise NotStructural(f"{path or name}: no single type that an API server knows, or a floating-point number")
         self._children(node, result, path)
         self._default(node, result)
+        if self._numbers and "description" in result:
+            result["description"] += _numbers(result)
         if result["type"] == "array":
             result.setdefault("x-kubernetes-list-type", "map" if _keyed_by_name(result["items"]) else "atomic")
             if result["x-kubernetes-list-type"] == "map":
@@ -130,6 +138,19 @@ class _Builder:
             return
         # Written out in full, since rules are tried on a default before the fields' own are filled in.
         result["default"] = _without_nothing(value)
+
+
+def _numbers(node: Schema) -> str:
+    """Default and bounds as a sentence with a space before it, or nothing."""
+    default, said = node.get("default"), []
+    if isinstance(default, bool | int):
+        said = [f"default {json.dumps(default)}"]
+    elif isinstance(default, str) and default:
+        said = [f"default {default}"]
+    if "minimum" in node and "maximum" in node:
+        said.append(f"{'' if said else 'from '}{node['minimum']} to {node['maximum']}")
+    sentence = "; ".join(said)
+    return f" {sentence[0].upper()}{sentence[1:]}." if sentence else ""
 
 
 def _without_nothing(value: Any) -> Any:

@@ -37,7 +37,7 @@ IMAGE: Final = (
 )
 VERSION: Final = r"^v?[0-9]+\.[0-9]+(\.[0-9]+)?[A-Za-z0-9.+-]*$"
 PRINTABLE: Final = r"^[^\x00-\x1f\x7f]*$"
-SECRET_KEY: Final = r"^[-._a-zA-Z0-9]+$"
+SECRET_KEY: Final = r"^(\.?[-_a-zA-Z0-9][-._a-zA-Z0-9]*)$"
 _DOMAIN: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 _KEY: Final = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 QUALIFIED_NAME: Final = rf"^({_DOMAIN}/)?{_KEY}$"
@@ -69,7 +69,7 @@ PATTERN_SENTENCES: Final = {
     IMAGE: "a container image reference such as registry/vllm:v0.32.0: no scheme, a lower-case name, a whole digest",
     VERSION: "a version such as 0.32.0",
     PRINTABLE: "printable text on one line",
-    SECRET_KEY: "letters, digits and . _ -",
+    SECRET_KEY: "letters, digits and . _ -, neither . nor beginning with ..",
     QUALIFIED_NAME: "a Kubernetes key such as example.com/name",
     LABEL_VALUE: "letters, digits and - _ ., beginning and ending with a letter or digit",
     RESOURCE_NAME: "cpu, memory, ephemeral-storage, hugepages-2Mi, hugepages-1Gi, or a device such as nvidia.com/gpu",

@@ -17,6 +17,8 @@ CACHE_PATH: Final = "/var/cache/pd-engine"
 OWN_PATHS: Final = (CONNECTOR_PATH, SHARED_MEMORY_PATH, CACHE_PATH)
 KERNEL_PATHS: Final = ("/proc", "/sys")
 """A runtime mounts nothing there, or below."""
+RUNTIME_FILES: Final = ("/dev/termination-log", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf")
+"""Files that a kubelet mounts into every container."""
 IMAGE_PATHS: Final = (
     *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/opt", "/run", "/sbin", "/usr", "/var"),
     *("/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local", "/usr/local/bin", "/usr/local/lib"),

@@ -2,19 +2,29 @@
 
 A rule is a function that yields the problems it sees and never raises. What is refused would start and then be slow,
 wrong or silent, so each message says what to write instead. The rules lie in `rules_engine`, `rules_transfer`,
-`rules_pod`, `rules_access` and `rules_store`.
+`rules_extra`, `rules_pod`, `rules_volumes`, `rules_access` and `rules_store`.
 """
 
 from __future__ import annotations
 
-from pd_operator.core import rules_access, rules_engine, rules_pod, rules_store, rules_transfer
+from pd_operator.core import (
+    rules_access,
+    rules_engine,
+    rules_extra,
+    rules_pod,
+    rules_store,
+    rules_transfer,
+    rules_volumes,
+)
 from pd_operator.core.model import PDDeployment
 from pd_operator.core.problems import Problem
 
 RULES = (
     *rules_engine.RULES,
     *rules_transfer.RULES,
+    *rules_extra.RULES,
     *rules_pod.RULES,
+    *rules_volumes.RULES,
     *rules_access.RULES,
     *rules_store.RULES,
 )

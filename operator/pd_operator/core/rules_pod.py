@@ -1,4 +1,4 @@
-"""Rules about pods: labels, tolerations, node conditions, resources, update strategies, mounts.
+"""Rules about pods: labels, tolerations, node conditions, resources, update strategies; mounts are in `rules_volumes`.
 
 An API server would refuse most of these too, but only in the pod template, long after the edit that caused it.
 """
@@ -6,7 +6,7 @@ An API server would refuse most of these too, but only in the pod template, long
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pd_operator.core.choices import (
     Connector,
@@ -21,18 +21,21 @@ from pd_operator.core.model import PDDeployment
 from pd_operator.core.pod_profiles import GPU
 from pd_operator.core.problems import Problem
 from pd_operator.core.render_resources import amount, engine_resources, is_device
-from pd_operator.core.render_volumes import IMAGE_PATHS, KERNEL_PATHS, OWN_PATHS, OWN_VOLUMES, has_model_volume
 from pd_operator.core.spec_pod import NodeRequirement, PodSettings, Resources
 from pd_wire import names as wire
 
 OWN_LABELS = (f"{wire.API_GROUP}/", "app.kubernetes.io/", "apps.kubernetes.io/", "statefulset.kubernetes.io/")
 CONTROLLERS_LABELS = ("controller-revision-hash", "pod-template-hash")
 SET_FOR_YOU = f"{', '.join(CONTROLLERS_LABELS)} and keys that begin with {' or '.join(OWN_LABELS)} are set for you"
-HIDES_THE_IMAGE = (
-    "must be a folder of its own, such as /models: anything mounted there hides what the image needs to start "
-    f"({', '.join(KERNEL_PATHS)} with all below, {', '.join(IMAGE_PATHS)})"
-)
 WHOLE = r"^[0-9]+(k|Ki|M|Mi|G|Gi|T|Ti)?$"
+NOT_PAGES = "must be a multiple of the size of its pages"
+HUGE = "hugepages-"
+QUOTA = "requests."
+NO_QUOTA = f"a name that begins with {QUOTA} stands in quotas only; leave {QUOTA} out"
+PREFIX_LIMIT = 253
+RESOURCE_PREFIX_LIMIT = PREFIX_LIMIT - len(QUOTA)
+"""A quota's name for it must be a key as well."""
+LONG_PREFIX = "a key's part before the / has at most {} characters"
 NOT_WHOLE = "devices and huge pages must be whole numbers, such as 1 or 640Mi"
 PART_OF_A_BYTE = r"(m|\.[0-9]+)$"
 NO_BYTES = "memory and ephemeral-storage must be whole bytes, such as 512Mi; the unit m is a thousandth of a byte"
@@ -43,7 +46,6 @@ TOO_FEW_DEVICES = (
 TOO_MUCH_SHARED = "must be less than the memory limit of each role, since shared memory counts as memory"
 ROLES = ("prefill", "decode")
 PARTS = (*ROLES, "router")
-VOLUME_SOURCES = ("configMap", "secret", "persistentVolumeClaim", "emptyDir", "hostPath")
 CLAIM_SOURCES = ("resourceClaimTemplateName", "resourceClaimName")
 WITHOUT_VALUES = (NodeOperator.EXISTS, NodeOperator.DOES_NOT_EXIST)
 COMPARING = (NodeOperator.GT, NodeOperator.LT)
@@ -55,6 +57,31 @@ def labels(deployment: PDDeployment) -> Iterator[Problem]:
         for key in settings.labels:
             if key in CONTROLLERS_LABELS or key.startswith(OWN_LABELS):
                 yield Problem(f"{path}.labels.{key}", SET_FOR_YOU)
+
+
+def long_keys(deployment: PDDeployment) -> Iterator[Problem]:
+    """A key's domain is as long as a domain may be."""
+    for path, keys in _keys(deployment):
+        limit = RESOURCE_PREFIX_LIMIT if ".resources." in path else PREFIX_LIMIT
+        for key in keys:
+            if key.find("/") > limit:
+                yield Problem(path, f"{LONG_PREFIX.format(limit)}; got {key[:40]}…")
+
+
+def _keys(deployment: PDDeployment) -> Iterator[tuple[str, Iterable[str]]]:
+    yield "spec.router.service.annotations", deployment.spec.router.service.annotations
+    for path, settings in _pods(deployment):
+        yield f"{path}.labels", settings.labels
+        yield f"{path}.annotations", settings.annotations
+        yield f"{path}.nodeSelector", settings.node_selector or {}
+        for index, wanted in enumerate(settings.tolerations):
+            yield f"{path}.tolerations[{index}].key", [wanted.key or ""]
+        for index, condition in enumerate(settings.node_match_expressions):
+            yield f"{path}.nodeMatchExpressions[{index}].key", [condition.key]
+    for part in PARTS:
+        wanted_resources: Resources = getattr(deployment.spec, part).resources
+        yield f"spec.{part}.resources.requests", wanted_resources.requests
+        yield f"spec.{part}.resources.limits", wanted_resources.limits
 
 
 def tolerations(deployment: PDDeployment) -> Iterator[Problem]:
@@ -94,8 +121,12 @@ def resources(deployment: PDDeployment) -> Iterator[Problem]:
         wanted: Resources = getattr(deployment.spec, part).resources
         for side, quantities in (("requests", wanted.requests), ("limits", wanted.limits)):
             for name, quantity in quantities.items():
+                if name.startswith(QUOTA):
+                    yield Problem(f"spec.{part}.resources.{side}.{name}", NO_QUOTA)
                 if is_device(name) and not re.search(WHOLE, quantity):
                     yield Problem(f"spec.{part}.resources.{side}.{name}", f"{NOT_WHOLE}; got {quantity}")
+                elif name.startswith(HUGE) and amount(quantity) % amount(name.removeprefix(HUGE)):
+                    yield Problem(f"spec.{part}.resources.{side}.{name}", f"{NOT_PAGES}; got {quantity}")
                 if name in BYTES and re.search(PART_OF_A_BYTE, quantity):
                     yield Problem(f"spec.{part}.resources.{side}.{name}", f"{NO_BYTES}; got {quantity}")
         for name, request in wanted.requests.items():
@@ -141,47 +172,6 @@ def update_strategy(deployment: PDDeployment) -> Iterator[Problem]:
         for name, value in (("partition", strategy.partition), ("maxUnavailable", strategy.max_unavailable)):
             if value is not None:
                 yield Problem(f"spec.{role}.updateStrategy.{name}", "must be left out with type OnDelete")
-
-
-def mount_path(deployment: PDDeployment) -> Iterator[Problem]:
-    """The weights do not hide what the engine needs."""
-    hidden = _hidden(deployment.spec.model.source.mount_path)
-    if hidden:
-        yield Problem("spec.model.source.mountPath", hidden)
-
-
-def volumes(deployment: PDDeployment) -> Iterator[Problem]:
-    """A volume has one source, and a name and a place of its own."""
-    source = deployment.spec.model.source
-    places = {source.mount_path.rstrip("/"): "spec.model.source"} if has_model_volume(source) else {}
-    seen: set[str] = set()
-    for index, volume in enumerate(deployment.spec.engine.volumes):
-        path = f"spec.engine.volumes[{index}]"
-        sources = (volume.config_map, volume.secret, volume.persistent_volume_claim, volume.empty_dir, volume.host_path)
-        if sum(source is not None for source in sources) != 1:
-            yield Problem(path, f"exactly one of {', '.join(VOLUME_SOURCES)} must be set")
-        if volume.name in OWN_VOLUMES:
-            yield Problem(f"{path}.name", f"{', '.join(OWN_VOLUMES)} are the operator's own; choose another name")
-        if volume.name in seen:
-            yield Problem(f"{path}.name", f"{volume.name} stands twice in this list; keep one")
-        seen.add(volume.name)
-        place = volume.mount_path.rstrip("/")
-        hidden = _hidden(volume.mount_path)
-        if hidden:
-            yield Problem(f"{path}.mountPath", hidden)
-        elif place in places:
-            yield Problem(f"{path}.mountPath", f"{places[place]} is mounted there; choose another folder")
-        places.setdefault(place, path)
-
-
-def _hidden(mounted: str) -> str | None:
-    path = mounted.rstrip("/")
-    if path.startswith(tuple(f"{own}/" for own in KERNEL_PATHS)) or path in (*KERNEL_PATHS, *IMAGE_PATHS):
-        return f"{HIDES_THE_IMAGE}; got {mounted}"
-    hidden = [own for own in OWN_PATHS if f"{own}/".startswith(f"{path}/") or path.startswith(f"{own}/")]
-    if not hidden:
-        return None
-    return f"must be a folder of its own, such as /models: {hidden[0]} lies there; got {path or '/'}"
 
 
 def resource_claims(deployment: PDDeployment) -> Iterator[Problem]:
@@ -239,14 +229,13 @@ def _pods(deployment: PDDeployment) -> Iterator[tuple[str, PodSettings]]:
 
 RULES = (
     labels,
+    long_keys,
     tolerations,
     node_conditions,
     resources,
     devices,
     shared_memory,
     update_strategy,
-    mount_path,
-    volumes,
     resource_claims,
     user,
     connector_image,

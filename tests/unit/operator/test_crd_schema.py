@@ -111,6 +111,30 @@ def test_defaults_can_be_left_out() -> None:
     assert "default" not in found["properties"]["size"]
 
 
+@pytest.mark.parametrize(
+    ("annotation", "field", "words"),
+    [
+        (int, {"default": 480, "ge": 20, "le": 86400}, "Default 480; 20 to 86400."),
+        (int | None, {"default": None, "ge": 0, "le": 9}, "From 0 to 9."),
+        (bool, {"default": False}, "Default false."),
+        (Colour, {"default": Colour.RED}, "Default Red."),
+        (str, {"default": "/models", "max_length": 9}, "Default /models."),
+        (str, {"default": "", "max_length": 9}, ""),
+        (str, {"max_length": 9}, ""),
+        (Inner, {"default": Inner(name="a")}, ""),
+    ],
+)
+def test_descriptions_can_end_with_default_and_bounds(annotation: Any, field: dict[str, Any], words: str) -> None:
+    class Holder(BaseModel):
+        it: annotation = Field(description="It.", **field)
+
+    def said(**how: Any) -> str:
+        return str(structural_schema(Holder, **how)["properties"]["it"]["description"])
+
+    assert said(numbers=True) == f"It. {words}".strip()
+    assert said() == "It."
+
+
 def test_rules_are_put_on_every_object_of_their_model() -> None:
     class Outer(BaseModel):
         one: Inner = Field()

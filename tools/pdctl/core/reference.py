@@ -17,7 +17,7 @@ without a default is unset until you set it, or required where it says so.
 
 def reference_text() -> str:
     """The page: one table per block of the spec, then the rules over several fields, then the status."""
-    schema = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    schema = custom_resource_definition(numbers=False)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
     parts = [HEADER]
     spec = schema["spec"]
     plain = {name: node for name, node in spec["properties"].items() if "properties" not in node}
