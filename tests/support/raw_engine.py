@@ -19,6 +19,8 @@ _PREFILLED: dict[str, Any] = {
     "remote_block_ids": [[1, 2]],
     "remote_host": "127.0.0.1",
     "remote_port": 5600,
+    "remote_request_id": "raw-request",
+    "remote_num_tokens": 20,
 }
 _LINES = (b"post /", b"get /v1", b"put /", b"foo /")
 

@@ -16,7 +16,10 @@ from pd_router.core.refusals import harmless
 from pd_router.core.sanitize import is_forbidden
 from pd_wire.names import KV_PARAMS
 
-_SPELT: Final = re.compile(rb'"[kKeE][vVcC][-_ ]?[tT][rR][aA][nN][sS][fF][eE][rR][-_ ]?[pP][aA][rR][aA][mM][sS]"')
+_SPELT: Final = re.compile(
+    rb'"[kKeE][vVcC][-_ ]?[tT][rR][aA][nN][sS][fF][eE][rR][-_ ]?[pP][aA][rR][aA][mM][sS]"(?!\s*:\s*null\b)'
+)
+"""What is null tells nothing: vLLM writes `ec_transfer_params` so."""
 _FIELDS: Final = frozenset(
     {
         *("remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host", "remote_port"),
@@ -92,7 +95,7 @@ def _drop_spelt(value: Any) -> bool:
     while stack:
         item = stack.pop()
         if type(item) is dict:
-            for name in [name for name in item if is_forbidden(name)]:
+            for name in [name for name, inner in item.items() if inner is not None and is_forbidden(name)]:
                 del item[name]
                 dropped = True
             stack.extend(item.values())

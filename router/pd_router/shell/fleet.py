@@ -69,7 +69,8 @@ class Fleet:
         self._members: dict[str, Member] = {}
         self.pairs = Pairs(quarantine)
         """Health of the pairs that these engines make."""
-        self._hosts: frozenset[str] | None = None
+        self._hosts: dict[str, frozenset[str]] = {}
+        """By role; dropped when an engine comes, goes or answers from elsewhere."""
         self._views: dict[str, tuple[tuple[Member, Engine], ...]] = {}
         """By role: the engines as values, their breakers closed. Dropped when a member changes."""
         self._next_incarnation = 0
@@ -79,7 +80,7 @@ class Fleet:
         # A key may come back as another process: nothing that names the one before may match it.
         member.incarnation = self._next_incarnation
         self._members[member.key] = member
-        self._hosts = None
+        self._hosts.clear()
         self._views.clear()
         self._metrics.add_engine(member.role, member.key)
 
@@ -90,7 +91,7 @@ class Fleet:
         self.pairs.forget(key)
         self._next_incarnation = max(self._next_incarnation, member.incarnation + 1)
         member.ready = member.answers = False
-        self._hosts = None
+        self._hosts.clear()
         self._views.clear()
         self._metrics.forget_engine(member.role, key)
         log.info("%s engine %s is gone; %d of its handles purged", member.role, key, purged)
@@ -121,18 +122,18 @@ class Fleet:
         """Data-parallel ranks by engine, of those that have several."""
         return {member.key: member.ranks for member in self._members.values() if member.ranks}
 
-    def hosts(self) -> frozenset[str]:
-        """Hosts that a decode engine's handle may name: those in its URL and those that answered from there."""
-        if self._hosts is None:
-            self._hosts = self._find_hosts()
-        return self._hosts
+    def hosts(self, role: str = ROLE_DECODE) -> frozenset[str]:
+        """Hosts that handles of a role's engines may name: those in their URLs and those that they answered from."""
+        found = self._hosts.get(role)
+        if found is None:
+            found = self._hosts[role] = self._find_hosts(role)
+        return found
 
-    def _find_hosts(self) -> frozenset[str]:
+    def _find_hosts(self, role: str) -> frozenset[str]:
         found = set(self._allowed)
-        for member in self._members.values():
-            if member.role == ROLE_DECODE:
-                found.add(member.address.host)
-                found |= member.peers
+        for member in self.of_role(role):
+            found.add(member.address.host)
+            found |= member.peers
         return frozenset(found)
 
     # -- what discovery reports ------------------------------------------------------------------
@@ -184,7 +185,7 @@ class Fleet:
         self._members[key].witness.connected(peer, time.monotonic())
         if peer:
             self._members[key].peers.add(peer)
-            self._hosts = None
+            self._hosts.clear()
 
     def identify(self, key: str, uid: str, process: str) -> None:
         """What the kubelet calls the engine's process. Unknown keys are ignored."""

@@ -11,6 +11,7 @@ import functools
 import logging
 import re
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ from pd_router.core.refusals import loggable, private_texts, told
 from pd_router.shell.exchange import Exchange, Failure, LegError
 from pd_router.shell.fleet import Member
 from pd_router.shell.upstream import EnginePool
+from pd_wire.handle import prefill_handle_fault
 from pd_wire.names import KV_PARAMS, RANK_HEADER, REPORT_KEY
 from pd_wire.report import Report
 from pd_wire.report import parse as parse_report
@@ -144,10 +146,15 @@ async def prefill(
     head: bytes,
     body: bytes,
     within: float,
-    api: Api = Api.CHAT,
+    api: Api,
+    hosts: AbstractSet[str],
     sent: Callable[[Exchange], None] | None = None,
 ) -> Prefilled:
-    """Run the prefill leg to its end. `sent` gets the exchange once the request is out. Raises LegFailed."""
+    """Run the prefill leg to its end. `sent` gets the exchange once the request is out. Raises LegFailed.
+
+    Args:
+        hosts: that P's answer may send D to.
+    """
     leg = "prefill"
     try:
         exchange = await pool.request(member.address, head, body, within)
@@ -159,10 +166,10 @@ async def prefill(
         raise network_failure(leg, error, within) from error
     if status != 200:
         raise refused(leg, status, exchange, raw, body)
-    return _read_prefill(raw, api)
+    return _read_prefill(raw, api, hosts)
 
 
-def _read_prefill(raw: bytes, api: Api) -> Prefilled:
+def _read_prefill(raw: bytes, api: Api, hosts: AbstractSet[str]) -> Prefilled:
     """Judge P's answer. Usage of a wrong type counts as unknown. Raises LegFailed."""
     try:
         answer = _object(orjson.loads(raw))
@@ -174,9 +181,31 @@ def _read_prefill(raw: bytes, api: Api) -> Prefilled:
     if not ended:
         raise LegFailed("prefill", "error_finish", upstream_failed("prefill", "it ended the prefill with an error"))
     offered = _object(answer.get(KV_PARAMS))
-    # An engine without the connector, or one that echoes the prefill's own params: decode must not be given those.
-    params = offered if offered.get("do_remote_prefill") is True else None
+    params = offered if _offers_blocks(offered) else None
+    if params is not None:
+        _check_handle(params, hosts)
     return Prefilled(params, parse_report(offered.get(REPORT_KEY)), *_prompt_counts(_object(answer.get("usage")), api))
+
+
+def _offers_blocks(offered: Mapping[str, Any]) -> bool:
+    """Whether there is something for decode to read. There is nothing from an engine without the connector, from one
+    that echoes the prefill's own params, and where no block was kept: decode must not be given those."""
+    groups = offered.get("remote_block_ids")
+    kept_none = isinstance(groups, list) and all(group == [] for group in groups)
+    return offered.get("do_remote_prefill") is True and not kept_none
+
+
+def _check_handle(params: Mapping[str, Any], hosts: AbstractSet[str]) -> None:
+    """Refuse what would have D read elsewhere, or end it (HL-24, IS-01). Raises LegFailed."""
+    fault = prefill_handle_fault(params)
+    if fault is not None:
+        log.warning("the prefill engine's answer is of no use to decode: %s", fault)
+        text = "its answer does not say where its blocks are"
+        raise LegFailed("prefill", "malformed_handle", upstream_failed("prefill", text))
+    if params["remote_host"] not in hosts:
+        log.warning("the prefill engine's answer names a host that is no prefill engine's (--allow-handle-host)")
+        text = "its answer names a place that is not known"
+        raise LegFailed("prefill", "foreign_host", upstream_failed("prefill", text))
 
 
 def _prefill_end(answer: Mapping[str, Any], api: Api) -> bool | None:

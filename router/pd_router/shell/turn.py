@@ -248,7 +248,8 @@ class Turn:
         self._leg, self._reading = ROLE_PREFILL, entry is not None
         within = timeouts.pull if entry is not None else timeouts.prefill
         try:
-            result = await prefill(context.pool, member, head, body, within, self._api, self._prefill_sent)
+            hosts = context.fleet.hosts(ROLE_PREFILL)
+            result = await prefill(context.pool, member, head, body, within, self._api, hosts, self._prefill_sent)
         except LegFailed as failure:
             self._blame(leg, failure)
             raise

@@ -142,12 +142,14 @@ async def test_an_engines_headers(deploy: Any, stream: bool) -> None:
     headers = {
         "Connection": "keep-alive, X-Engine-Hop",
         "X-Engine-Hop": "1",
-        "X-Ratelimit": "7",
+        "X-Served-By": "canary-engine@10.0.0.1:5600",
         "Keep-Alive": "timeout=9",
     }
     deployment.decode.default = Behaviour(headers=headers)
     turn = await Talk(deployment, stream=stream).say()
-    assert turn.headers["X-Ratelimit"] == "7"
+    expected = "text/event-stream" if stream else "application/json"
+    assert turn.headers["Content-Type"].partition(";")[0] == expected
+    assert "canary" not in str(turn.headers)
     assert "X-Engine-Hop" not in turn.headers
     assert turn.headers.getall("Date", []) in ([], [turn.headers.get("Date")])  # type: ignore[attr-defined]
 

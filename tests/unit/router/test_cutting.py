@@ -174,7 +174,7 @@ def test_a_handles_fields_in_the_open_go_and_a_tools_parameters_stay() -> None:
     cut = cut_event(b"data: " + raw + b"\n\n")
     assert cut is not None
     assert json.loads(cut.rest[6:]) == clean
-    kept = json.dumps({"object": "response", "tools": tools}).encode()
+    kept = json.dumps({"object": "response", "tools": tools, "ec_transfer_params": None}).encode()
     assert strip_json(kept) == (kept, None)
 
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from pd_router.core.fields import Api
 from pd_router.shell.exchange import Exchange
 from pd_router.shell.fleet import Member
 from pd_router.shell.legs import LegFailed, prefill, relayed_headers, request_head
@@ -67,7 +68,7 @@ def test_embeddings_as_bytes_keep_the_header_that_they_are_read_by() -> None:
 def test_a_refusal_brings_no_value_of_an_engines_choice() -> None:
     engine = CannedLeg(401, b"{}", [(b"www-authenticate", b"SECRETENGINE"), (b"retry-after", b"SECRETENGINE")])
     with pytest.raises(LegFailed) as failed:
-        asyncio.run(prefill(cast(EnginePool, engine), cast(Member, engine), b"", b"", 1.0))
+        asyncio.run(prefill(cast(EnginePool, engine), cast(Member, engine), b"", b"", 1.0, Api.CHAT, frozenset()))
     assert failed.value.verbatim is not None
     assert failed.value.verbatim[1] == [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
 

@@ -14,14 +14,25 @@ from pd_router.shell.legs import LegFailed, Prefilled, prefill, request_head
 from pd_router.shell.upstream import EnginePool
 from support.canned_leg import CannedLeg
 
-PARAMS = {"do_remote_prefill": True, "remote_engine_id": "e"}
+PARAMS: dict[str, Any] = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_block_ids": [[1, 2]],
+    "remote_engine_id": "e",
+    "remote_request_id": "r",
+    "remote_host": "10.0.0.1",
+    "remote_port": 5600,
+    "remote_num_tokens": 20,
+    "tp_size": 1,
+    "remote_blocks_expiry_time": None,
+}
 CHOICE = {"finish_reason": "length"}
 
 
 def run(answer: Any, status: int = 200, api: Api = Api.CHAT) -> Prefilled:
     raw = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
     engine = CannedLeg(status, raw)
-    return asyncio.run(prefill(cast(EnginePool, engine), cast(Member, engine), b"", b"", 1.0, api))
+    return asyncio.run(prefill(cast(EnginePool, engine), cast(Member, engine), b"", b"", 1.0, api, {"10.0.0.1"}))
 
 
 @pytest.mark.parametrize(
@@ -80,6 +91,44 @@ def test_usage_of_a_wrong_type_is_unknown_usage(usage: Any, counts: Any) -> None
     "params", [None, [1], "x", 5, {}, {"do_remote_prefill": False}, {"do_remote_prefill": 1}, {"do_remote_prefill": []}]
 )
 def test_params_that_offer_nothing_are_none(params: Any) -> None:
+    assert run({"choices": [CHOICE], "kv_transfer_params": params}).params is None
+
+
+BAD_PARAMS: dict[str, dict[str, Any]] = {
+    "host null": {"remote_host": None},
+    "blocks null": {"remote_block_ids": None},
+    "blocks as text": {"remote_block_ids": "1,2"},
+    "blocks below 0": {"remote_block_ids": [[-1]]},
+    "blocks as floats": {"remote_block_ids": [[1.5]]},
+    "ragged blocks": {"remote_block_ids": [[1, [2]], 3]},
+    "a block twice": {"remote_block_ids": [[1, 1]]},
+    "port as text": {"remote_port": "5600"},
+    "no engine": {"remote_engine_id": None},
+    "both flags": {"do_remote_decode": True},
+    "too many tokens": {"remote_num_tokens": 10**9},
+}
+
+
+@pytest.mark.parametrize("name", BAD_PARAMS)
+def test_params_that_would_end_decode_fail_the_leg(name: str) -> None:
+    with pytest.raises(LegFailed) as failed:
+        run({"choices": [CHOICE], "kv_transfer_params": PARAMS | BAD_PARAMS[name]})
+    assert (failed.value.reason, failed.value.retryable, failed.value.engine_fault) == ("malformed_handle", True, True)
+    assert failed.value.answer.status == 502
+    assert "remote" not in failed.value.answer.message
+
+
+def test_params_that_send_decode_elsewhere_fail_the_leg() -> None:
+    for host in ("169.254.169.254", "localhost", "10.0.0.1.", "2130706433"):
+        with pytest.raises(LegFailed) as failed:
+            run({"choices": [CHOICE], "kv_transfer_params": {**PARAMS, "remote_host": host}})
+        assert (failed.value.reason, failed.value.retryable) == ("foreign_host", True)
+        assert host not in failed.value.answer.message
+
+
+@pytest.mark.parametrize("groups", [[], [[]], [[], []]])
+def test_where_no_block_was_kept_there_is_nothing_to_read(groups: Any) -> None:
+    params = {**PARAMS, "remote_block_ids": groups, "remote_num_tokens": 0}
     assert run({"choices": [CHOICE], "kv_transfer_params": params}).params is None
 
 
