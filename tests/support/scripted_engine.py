@@ -22,6 +22,8 @@ PREFILLED: dict[str, Any] = {
     "remote_block_ids": [[1, 2]],
     "remote_host": "127.0.0.1",
     "remote_port": 5600,
+    "remote_request_id": "scripted-request",
+    "remote_num_tokens": 20,
 }
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"

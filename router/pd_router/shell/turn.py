@@ -324,8 +324,6 @@ class Turn:
                 )
         except LegError as error:
             failure = network_failure("decode", error, wait)
-            if error.silence:
-                failure.answer = errors.upstream_silent("decode", error.silence)
             self._blame(leg, failure)
             raise failure from error
         except LegFailed as failure:

@@ -204,6 +204,7 @@ async def test_an_engine_that_sends_without_end_is_given_up(bench: Bench) -> Non
         bench.decode.asked.clear()
         got = await bench.ask(stream=stream)
         assert (got.status, len(bench.decode.asked)) == (502, 2)
+        assert "larger than an answer may be" in got.json["error"]["message"]
         await bench.heal()
 
 
