@@ -13,7 +13,7 @@
 and component, so neither may be changed by a value. */}}
 {{- define "pd-operator.selectorLabels" -}}
 app.kubernetes.io/name: pd-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end }}
 

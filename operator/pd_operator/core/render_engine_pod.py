@@ -146,7 +146,7 @@ def _init_containers(deployment: PDDeployment, role: Role, context: RenderContex
             "command": ["cp", "-R", f"{PLUGIN_PATH}/.", CONNECTOR_PATH],
             "volumeMounts": [connector_mount(read_only=False)],
             "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
-            "securityContext": _restricted(),
+            "securityContext": _copy_security(deployment),
             "terminationMessagePolicy": "FallbackToLogsOnError",
         }
     )
@@ -298,6 +298,13 @@ def _security(deployment: PDDeployment) -> dict[str, Any]:
         return security
     # RDMA pins memory, and Kubernetes has no field for the limit; the capability counts for root only.
     return {**security, "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}}
+
+
+def _copy_security(deployment: PDDeployment) -> dict[str, Any]:
+    """Of the container that copies the plugin: it needs nothing, whatever the engine may do."""
+    if deployment.spec.engine.security_profile is SecurityProfile.RESTRICTED:
+        return _restricted()  # The rest is the pod's.
+    return {**_restricted(), "seccompProfile": {"type": "RuntimeDefault"}}
 
 
 def _restricted() -> dict[str, Any]:

@@ -20,6 +20,8 @@ async def post_events(api: ClusterApi, about: Observed, news: Iterable[Happening
         try:
             await api.create_event(about.namespace, event_body(about, happening, now))
         except ApiError as error:
+            if error.namespace_is_going:
+                return  # with everything in it, news included
             logger.info("event %s of %s/%s is lost: %s", happening.reason, about.namespace, about.name, error)
             return
 

@@ -94,7 +94,8 @@ class RouterPoll:
                 self._missed(pod, error)
                 return
         self._metrics.router_polls.labels("answered").inc()
-        self._failures.pop(pod.uid, None)
+        if self._failures.pop(pod.uid, 0) > FORGIVEN:
+            logger.info("router %s/%s answers again", pod.namespace, pod.name)
         self._tracks[pod.uid] = track
         self._keep(pod, answer)
 
@@ -102,8 +103,9 @@ class RouterPoll:
         failures = self._failures.get(pod.uid, 0) + 1
         self._failures[pod.uid] = failures
         self._due[pod.uid] = self._clock() + min(SOON, self._interval)
-        if failures > FORGIVEN:
+        if failures == FORGIVEN + 1:
             logger.info("router %s/%s does not answer: %s", pod.namespace, pod.name, error or type(error).__name__)
+        if failures > FORGIVEN:
             self._keep(pod, None)
 
     def _keep(self, pod: Pod, answer: RouterAnswer | None) -> None:

@@ -120,17 +120,21 @@ def tenant_by_key(headers: Mapping[str, str], table: KeyTable) -> str:
     """The tenant whose key came as `Authorization: Bearer` or, as Anthropic's clients send it, as `x-api-key`.
 
     Args:
-        headers: lower-case names. `Authorization` counts when both are there.
+        headers: lower-case names. Where both came they must be the same: somebody in between may look at the other one.
 
     Raises:
         ApiError: 401, without saying more than whether a key came.
     """
-    given = headers.get("authorization")
+    given, other = headers.get("authorization"), headers.get("x-api-key", "").strip()
     if given is not None:
         scheme, _, key = given.strip().partition(" ")
         key = key.strip() if scheme.lower() == "bearer" else ""
+        if key and other and key != other:
+            raise unauthorized(
+                "invalid_api_key", "Authorization and x-api-key hold different API keys; send one of them"
+            )
     else:
-        key = headers.get("x-api-key", "").strip()
+        key = other
     if not key:
         raise unauthorized("missing_api_key", "An API key is needed, as Authorization: Bearer KEY or as x-api-key: KEY")
     name = table.tenant(key)

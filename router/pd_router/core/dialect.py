@@ -14,6 +14,7 @@ from typing import Any, Final
 import orjson
 
 from pd_router.core import anthropic, responses, transcript
+from pd_router.core.careless import Shape
 from pd_router.core.cutting import frame_openai, is_error
 from pd_router.core.fields import Api
 from pd_router.core.transcript import Transcript
@@ -39,6 +40,8 @@ class Dialect:
     """OpenAI's error body and the status, as a body of this API."""
     error_event: Callable[[bytes], bytes]
     """OpenAI's error body as an event of this API."""
+    shape: Shape
+    """Of events; one that is otherwise is looked at before it is passed on."""
 
 
 # -- the Responses API -------------------------------------------------------------------------------
@@ -245,6 +248,7 @@ OPENAI: Final = Dialect(
     may_end=lambda data: b"[DONE]" in data[-_REACH:],
     error_body=lambda body, _status: body,
     error_event=frame_openai,
+    shape=Shape(b"data: {", 2, (b'"choices":',)),
 )
 _RESPONSES: Final = Dialect(
     read=read_response,
@@ -253,6 +257,7 @@ _RESPONSES: Final = Dialect(
     may_end=lambda data: any(name.encode() in data for name in _LAST_OF_RESPONSE),
     error_body=lambda body, _status: body,
     error_event=_response_error,
+    shape=Shape(b"event: response.", 3, (b'"type":"response.',)),
 )
 _MESSAGES: Final = Dialect(
     read=read_message,
@@ -261,6 +266,7 @@ _MESSAGES: Final = Dialect(
     may_end=lambda data: b"message_stop" in data,
     error_body=_message_error,
     error_event=_message_error_event,
+    shape=Shape(b"event: ", 3, (b'"type":"content_block_', b'"type":"message_', b'"type":"ping"')),
 )
 
 DIALECTS: Final[Mapping[Api, Dialect]] = {

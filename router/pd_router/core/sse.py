@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from pd_router.core import transcript
-from pd_router.core.cutting import ERROR, ESCAPE, NAME, Handle, cut_event, is_error, strip_json, suspicious
+from pd_router.core.cutting import ERROR, ESCAPE, Handle, cut_event, is_error, strip_json, suspicious
 from pd_router.core.dialect import OPENAI, Dialect
 from pd_router.core.history import Reply
 from pd_router.core.transcript import Transcript, parse_answer
@@ -23,6 +23,8 @@ __all__ = ["Ending", "EventTooLarge", "SseFilter", "parse_answer", "split_events
 MAX_KEPT: Final = 16 * 1024 * 1024
 MAX_EVENT: Final = 64 * 1024 * 1024
 _DONE_CHUNK: Final = b"[DONE]\n\n\r\n"
+_DONE: Final = b"data: [DONE]"
+_GAP: Final = b"\n\n"
 _SIZE_REACH: Final = 10
 """Bytes in which the end of a chunk's size line is looked for."""
 _SIZE_LINES: Final = {len(line) + size + 2: line for size in range(1, 1024) for line in (b"%x\r\n" % size,)}
@@ -121,7 +123,7 @@ class SseFilter:
         only those are looked at and kept.
         """
         partial, events, said = self._partial, self._events, self._letters.append
-        counting = self._correct is not None
+        counting, fits = self._correct is not None, self._dialect.shape.fits
         self._settle()
         before, after = self._token = self._last_token()
         closing, opens, closes = after + b"\r\n", len(before), -len(after) - 2
@@ -145,7 +147,11 @@ class SseFilter:
                         self._drop_kept()
                     write(read)
                     return True
-            if read[-4:] != b"\n\n\r\n" or NAME in read or ERROR in read or read.endswith(_DONE_CHUNK) or partial:
+            if read[-4:] != b"\n\n\r\n" or ERROR in read or read.endswith(_DONE_CHUNK) or partial:
+                return False
+            if (
+                b"ransfer" in read or b"RANSFER" in read or b"remote_" in read
+            ):  # also in words, which are then looked at
                 return False
             if counting and USAGE in read:
                 return False
@@ -154,6 +160,9 @@ class SseFilter:
             several = [read[len(line) : -2]] if line is not None else _several_chunks(read)
             if several is None:
                 return False
+            for event in several:
+                if not fits(event):
+                    return False
             self._settle()
             events.extend(several)
             self._kept += len(read)
@@ -234,7 +243,7 @@ class SseFilter:
         if len(whole) > _MANY:
             run = transcript.find_run(whole)
             # Letters without a quote hold no key, and around them all is as in the first event of the run.
-            if run is not None and not suspicious(run.first) and USAGE not in run.first and not suspicious(run.letters):
+            if run is not None and self._is_plain(run.first) and USAGE not in run.first and not suspicious(run.letters):
                 before = self._emit_few(whole[: run.start])
                 if not self.started:
                     self._look(run.first)
@@ -245,17 +254,7 @@ class SseFilter:
     def _emit_few(self, whole: bytes) -> bytes:
         if not whole:
             return b""
-        if not suspicious(whole):
-            if self._correct is not None and USAGE in whole:
-                whole = self._correct(whole)
-            if not self.started:
-                self._look(whole)
-            self._keep(whole)
-            return whole
-        if b"\r" in whole or ERROR in whole or ESCAPE in whole:
-            sent = b"".join([self._clean(event) if suspicious(event) else event for event in split_events(whole)])
-        else:
-            sent = self._clean_named(whole)
+        sent = self._clean_few(whole)
         if self._correct is not None and USAGE in sent:
             sent = self._correct(sent)
         if not self.started:
@@ -263,22 +262,25 @@ class SseFilter:
         self._keep(sent)
         return sent
 
-    def _clean_named(self, whole: bytes) -> bytes:
-        """Clean the events that name the handle, among others that are passed on without being looked at."""
-        sent: list[bytes] = []
-        start = 0
-        named = whole.find(NAME)
-        while named >= 0:
-            before = whole.rfind(b"\n\n", start, named)
-            first = start if before < 0 else before + 2
-            after = whole.find(b"\n\n", named)
-            end = len(whole) if after < 0 else after + 2
-            sent.append(whole[start:first])
-            sent.append(self._clean(whole[first:end]))
-            start = end
-            named = whole.find(NAME, start)
-        sent.append(whole[start:])
-        return b"".join(sent)
+    def _clean_few(self, whole: bytes) -> bytes:
+        """Look at those events that may hold what is not for the client."""
+        if b"\r" in whole:
+            events = split_events(whole)
+        else:
+            *ended, rest = whole.split(_GAP)
+            if not suspicious(whole) and not rest and all(map(self._fits, ended)):
+                return whole
+            events = [event + _GAP for event in ended]
+            if rest:
+                events.append(rest)
+        return b"".join([event if self._is_plain(event) else self._clean(event) for event in events])
+
+    def _fits(self, event: bytes) -> bool:
+        """Whether an event, without the empty line at its end, looks like the API's."""
+        return self._dialect.shape.fits(event + _GAP) or event == _DONE
+
+    def _is_plain(self, event: bytes) -> bool:
+        return event == _DONE + _GAP or (self._dialect.shape.fits(event) and not suspicious(event))
 
     def _clean(self, event: bytes) -> bytes:
         cut = cut_event(event, self._dialect.error_event)

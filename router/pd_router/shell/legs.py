@@ -115,12 +115,16 @@ def _begin_head(path: str, authority: str) -> str:
     )
 
 
-def relayed_headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
+def relayed_headers(exchange: Exchange, otherwise: bytes = b"application/json") -> list[tuple[bytes, bytes]]:
     """What a client gets of an engine's response headers: those that clients of its API need, and of these only values
-    that are what they should be. Anything else may name an engine or hold a handle."""
+    that are what they should be. Anything else may name an engine or hold a handle.
+
+    Args:
+        otherwise: the content type where the engine's is none.
+    """
     kind = exchange.header(b"content-type")
     if not _is_media_type(kind):
-        kind = b"application/json"
+        kind = otherwise
     found = [(b"content-type", kind)]
     if kind == b"application/octet-stream":
         found += _metadata(exchange.header(b"metadata"))

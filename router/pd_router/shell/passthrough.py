@@ -203,7 +203,8 @@ class _Passage:
             head = head.replace(b"POST ", b"GET ", 1)
         elif kind != b"application/json":
             head = head.replace(b"content-type: application/json", b"content-type: " + kind, 1)
-        exchange = self._exchange = await self._context.pool.request(member.address, head, body, self._wait)
+        pool, anew = self._context.pool, self._record.attempts > 1
+        exchange = self._exchange = await pool.request(member.address, head, body, self._wait, anew=anew)
         if self._responder.gone:  # while the connection was being made
             exchange.abort()
         status = await exchange.head()

@@ -208,7 +208,7 @@ class StreamRelay:
     def _start(self) -> None:
         exchange = self._exchange
         self._record.first_content(self._prefilled_at)
-        headers = [*relayed_headers(exchange), *self._own_headers]
+        headers = [*relayed_headers(exchange, b"text/event-stream"), *self._own_headers]
         self._responder.begin_stream(200, headers, b"".join(self._held))
         self._held.clear()
         exchange.idle = self._idle

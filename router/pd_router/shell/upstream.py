@@ -233,12 +233,18 @@ class EnginePool:
         for conn in list(self._where):
             conn.close()
 
-    async def request(self, address: Address, head: bytes, body: bytes, within: float) -> Exchange:
+    async def request(
+        self, address: Address, head: bytes, body: bytes, within: float, *, anew: bool = False
+    ) -> Exchange:
         """Send one request and return its exchange; the answer must begin `within` seconds.
 
-        Raises LegError when no connection can be made.
+        Args:
+            anew: on a connection of its own, which cannot be one that the engine is closing.
+
+        Raises:
+            LegError: no connection can be made.
         """
-        conn = self._take(address) or await self._connect(address)
+        conn = (None if anew else self._take(address)) or await self._connect(address)
         exchange = Exchange(conn, self._loop.time() + within, self._loop)
         self.active.add(exchange)
         conn.send(exchange, head, body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
@@ -48,6 +49,17 @@ async def undisturbed() -> tuple[dict[str, Any], int]:
     port = FaultyPort(bench.cluster)
     await scenario(bench, port)
     return bench.cluster.state(), port.count
+
+
+async def test_news_from_a_namespace_that_is_going_are_no_news(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    async def refused(*_: object) -> None:
+        raise ApiError(403, "Forbidden", "namespace models is being terminated", causes=("NamespaceTerminating",))
+
+    bench.cluster.create_event = refused  # type: ignore[method-assign]
+    bench.create()
+    with caplog.at_level(logging.INFO):
+        await bench.settle(await bench.operator())
+    assert not [one for one in caplog.records if "event" in one.getMessage()]
 
 
 @pytest.mark.parametrize("landed", [False, True], ids=["before the call", "after the call"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -134,3 +135,15 @@ async def test_pods_that_are_gone_are_forgotten(bench: Bench) -> None:
     bench.mirror.listed(PODS, None, [], 50)
     await bench.ask()
     assert bench.poll.answers == {}
+
+
+async def test_silence_is_told_when_it_begins_and_when_it_ends(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    good, bench.answer = bench.answer, (503, "no")
+    with caplog.at_level(logging.INFO):
+        for _ in range(FORGIVEN + 5):
+            await bench.ask()
+        bench.answer = good
+        for _ in range(3):
+            await bench.ask()
+    told = [one.getMessage() for one in caplog.records if "router n/r" in one.getMessage()]
+    assert told == ["router n/r does not answer: HTTP 503", "router n/r answers again"]

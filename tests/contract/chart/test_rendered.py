@@ -189,3 +189,27 @@ def test_a_package_holds_what_helm_needs_and_no_more(tmp_path: Path) -> None:
 
 def test_no_object_of_users_is_part_of_the_release() -> None:
     assert not any(one["kind"] == "PDDeployment" for one in render(EVERYTHING))
+
+
+def test_texts_that_look_like_numbers_stay_texts() -> None:
+    """As with `--set-string`: an API server takes no number for a text."""
+    numbers = {
+        "priorityClassName": "5",
+        "serviceAccount": {"name": "7"},
+        "watch": {"scope": "Namespaces", "namespaces": ["1", "0x2"]},
+        "networkPolicy": {"enabled": True},
+    }
+    found = render(EVERYTHING, numbers, namespace="8", release="9")
+    for one in found:
+        texts = [one["metadata"]["name"], one["metadata"].get("namespace", ""), *one["metadata"]["labels"].values()]
+        assert all(isinstance(text, str) for text in texts), one["metadata"]
+        if one["apiVersion"] != MONITORING:
+            kubernetes_validate.validate(one, VERSIONS[-1], strict=True)
+    pod = only(found, "Deployment")["spec"]["template"]["spec"]
+    assert (pod["priorityClassName"], pod["serviceAccountName"]) == ("5", "7")
+    assert {"--namespace=1", "--namespace=0x2"} <= set(pod["containers"][0]["args"])
+
+
+def test_helm_takes_a_cluster_for_one_of_today() -> None:
+    """Without being told which version to render for."""
+    assert "kind: Deployment" in helm("template", "x", str(CHART), values=REGISTRY)

@@ -493,6 +493,17 @@ def test_without_devices_there_is_no_capability_at_all(role: str) -> None:
     }
 
 
+@pytest.mark.parametrize("profile", ["Default", "Privileged"])
+def test_the_copy_of_the_plugin_needs_nothing_whatever_the_engine_may_do(profile: str) -> None:
+    copy = pod("decode", ("spec.engine.securityProfile", profile))["initContainers"][0]
+    assert copy["name"] == "connector"
+    assert copy["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
 def test_privileged() -> None:
     context = engine("decode", ("spec.engine.securityProfile", "Privileged"))["securityContext"]
     assert context == {"privileged": True, "runAsUser": 0}

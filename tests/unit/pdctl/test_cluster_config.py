@@ -83,6 +83,9 @@ def test_the_modules_pin_the_versions_that_the_programs_report():
     assert f"k8s.io/kubernetes v{KUBERNETES_VERSION}" in kubernetes
     [server] = [binary for binary in BINARIES if binary.name == "kube-apiserver"]
     assert f"gitVersion=v{KUBERNETES_VERSION}" in server.linker_flags
+    [helm] = [binary for binary in BINARIES if binary.name == "helm"]
+    _, minor, _ = KUBERNETES_VERSION.split(".")
+    assert f"chartutil.k8sVersionMinor={minor}" in helm.linker_flags
     assert len({binary.name for binary in BINARIES}) == len(BINARIES)
 
 

@@ -178,6 +178,9 @@ def test_a_list_of_engines_that_is_none(page: str) -> None:
     [
         ("--admin", "localhost:9000", "must be a URL such as"),
         ("--admin", "http://", "must be a URL such as"),
+        ("--admin", "http://[::1", "must be a URL such as"),
+        ("--admin", "http://h:x", "must be a URL such as"),
+        ("--admin", "http://h:70000", "must be a URL such as"),
         ("--window", "0", "from 1 to"),
         ("--window", "nan", "from 1 to"),
         ("--interval", "0", "from 0.2 to"),

@@ -38,7 +38,7 @@ team-b:{hashed("sk-b")}
         ({"authorization": "Bearer sk-a-old"}, "name:team-a"),
         ({"authorization": "bearer   sk-a-new "}, "name:team-a"),
         ({"x-api-key": "sk-b"}, "name:team-b"),
-        ({"authorization": "Bearer sk-b", "x-api-key": "sk-a-old"}, "name:team-b"),
+        ({"authorization": "Bearer sk-b", "x-api-key": "sk-b"}, "name:team-b"),
     ],
 )
 def test_a_known_key_is_its_name(headers: dict[str, str], tenant: str) -> None:
@@ -57,6 +57,8 @@ def test_a_known_key_is_its_name(headers: dict[str, str], tenant: str) -> None:
         ({"authorization": "Bearer SK-B"}, "invalid_api_key"),
         ({"x-api-key": "sk-\xfc"}, "invalid_api_key"),
         ({"authorization": "Bearer wrong", "x-api-key": "sk-b"}, "invalid_api_key"),
+        ({"authorization": "Bearer sk-b", "x-api-key": "sk-a-old"}, "invalid_api_key"),
+        ({"authorization": "Bearer sk-b", "x-api-key": "wrong"}, "invalid_api_key"),
         ({"x-pd-tenant": "team-b"}, "missing_api_key"),
     ],
 )

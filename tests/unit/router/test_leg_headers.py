@@ -42,6 +42,8 @@ def test_a_client_gets_the_content_type_and_nothing_else(kind: bytes) -> None:
 @pytest.mark.parametrize("kind", [b"", b"SECRETENGINE", b"application/json; x=SECRETENGINE", b"text/" + 41 * b"a"])
 def test_an_odd_content_type_is_not_relayed(kind: bytes) -> None:
     assert relayed((b"content-type", kind)) == [(b"content-type", b"application/json")]
+    stream = relayed_headers(cast(Exchange, CannedLeg(200, b"", [(b"content-type", kind)])), b"text/event-stream")
+    assert stream == [(b"content-type", b"text/event-stream")]
 
 
 def test_embeddings_as_bytes_keep_the_header_that_they_are_read_by() -> None:

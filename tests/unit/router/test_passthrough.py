@@ -63,6 +63,7 @@ class _Engines:
         self.pool = self
         self.time = 0.0
         self.asked: list[tuple[int, bytes, bytes]] = []
+        self.anew: list[bool] = []
         self.running = self.most = 0
 
     def now(self) -> float:
@@ -77,8 +78,11 @@ class _Engines:
     def suspect(self, member: Member, *, gone: bool) -> None:
         self.fleet.set_ready(member.key, not gone)
 
-    async def request(self, address: Address, head: bytes, body: bytes, _within: float) -> _Exchange:
+    async def request(
+        self, address: Address, head: bytes, body: bytes, _within: float, *, anew: bool = False
+    ) -> _Exchange:
         self.asked.append((address.port, head, body))
+        self.anew.append(anew)
         self.running += 1
         self.most = max(self.most, self.running)
         await asyncio.sleep(0)
@@ -242,6 +246,7 @@ def test_a_kept_connection_that_was_closed_as_the_request_came_is_no_failure(pat
     answers = itertools.cycle([OK, Failure.CLOSED])
     engines.says = lambda _port: next(answers)
     assert [ask(engines, path=path)[0] for _ in range(8)] == [200] * 8
+    assert engines.anew == [False, *[False, True] * 7]
 
 
 def test_retries_of_engines_that_answer_have_a_budget() -> None:

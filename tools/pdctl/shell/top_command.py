@@ -152,14 +152,21 @@ def as_object(found: Figures) -> dict[str, Any]:
 
 def _check(urls: list[str], window: float, interval: float, *, single: bool) -> None:
     for url in urls:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not _is_url(url):
             raise typer.BadParameter(f"{url!r} must be a URL such as {DEFAULT_ADMIN}", param_hint="--admin")
     least = 0.0 if single else 1.0
     if not least <= window <= 86400:
         raise typer.BadParameter(f"must be from {least:g} to 86400 seconds, got {window:g}", param_hint="--window")
     if not 0.2 <= interval <= 3600:
         raise typer.BadParameter(f"must be from 0.2 to 3600 seconds, got {interval:g}", param_hint="--interval")
+
+
+def _is_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and url.isprintable()
+    except ValueError:  # brackets that are not closed, a port that is none
+        return False
 
 
 def _console() -> Console:

@@ -24,6 +24,16 @@ _KUBERNETES_STAMPS: Final = (
 )
 """A build from the module proxy knows no git tag; without these the programs report v0.0.0-master."""
 
+_HELM_STAMPS: Final = (
+    f"helm.sh/helm/v3/internal/version.version=v{HELM_VERSION}",
+    # What `helm template` and `helm lint` take a cluster for; without these it is v1.20.0, which charts may refuse.
+    *(
+        f"helm.sh/helm/v3/{package}.k8sVersion{part}={number}"
+        for package in ("pkg/chartutil", "pkg/lint/rules")
+        for part, number in zip(("Major", "Minor"), KUBERNETES_VERSION.split("."), strict=False)
+    ),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Binary:
@@ -55,7 +65,7 @@ BINARIES: Final = (
     _kubernetes("kube-proxy"),
     Binary("devplugin", "kubernetes", "./devplugin"),
     Binary("dns", "dns", "."),
-    Binary("helm", "helm", "helm.sh/helm/v3/cmd/helm", (f"helm.sh/helm/v3/internal/version.version=v{HELM_VERSION}",)),
+    Binary("helm", "helm", "helm.sh/helm/v3/cmd/helm", _HELM_STAMPS),
 )
 """In build order: the small ones first, then the API server, which compiles most of what the others share."""
 
