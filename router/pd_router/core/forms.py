@@ -45,7 +45,7 @@ _PART_HEADERS: Final = {
 _STEPS: Final = re.compile(r"[\[\].]+")
 _OWN: Final = re.compile(rb"""["']\s*""" + OWN_PREFIX.encode(), re.IGNORECASE)
 _NOISE: Final = re.compile(rb"[_\-\s\\\"'\[\]]+")
-_ESCAPE: Final = re.compile(rb"\\+u\{?0*([0-9a-f]{2})\}?|\\+x([0-9a-f]{2})", re.IGNORECASE)
+_ESCAPE: Final = re.compile(rb"(?<!\\)\\+(?:u\{?0*([0-9a-f]{2})\}?|x([0-9a-f]{2}))", re.IGNORECASE)
 _LAYERS: Final = 8
 """How often a value may be escaped within an escape."""
 

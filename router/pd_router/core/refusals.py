@@ -29,14 +29,15 @@ _FIELDS: Final = re.compile(
     re.IGNORECASE,
 )
 _PLACES: Final = re.compile(
-    r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?!\.?\d)(?::\d+)?"  # IPv4
-    r"|(?:[0-9a-f]{1,4}:){3,}[0-9a-f:]*|[0-9a-f:]*::[0-9a-f:]*[0-9a-f]|[0-9a-f]{1,4}::"  # IPv6
-    r"|[a-z0-9.-]+:\d{4,5}\b|tcp://\S*|[a-z0-9.-]+\.svc\b\S*"  # host and port
-    r"|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]*|[0-9a-f]{16,}|\b(?:chat)?cmpl-\S*",  # ids of engines and of requests
+    r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?!\.?\d)"  # IPv4
+    r"|(?:[0-9a-f]{1,4}:){3}|::[0-9a-f]|[0-9a-f]::"  # IPv6
+    r"|(?<=[a-z0-9.-]):\d{4,5}\b|tcp://|(?<=[a-z0-9.-])\.svc\b"  # host and port
+    r"|[0-9a-f]{8}-[0-9a-f]{4}-|[0-9a-f]{16}|\b(?:chat)?cmpl-",  # ids of engines and of requests
     re.IGNORECASE,
 )
+"""Each begins with what is rare or ends soon: from no place it looks far, since a text may be as long as a prompt."""
 _TRANSFER: Final = re.compile(r"nixl|handshake|side.channel", re.IGNORECASE)
-_QUOTED_BODY: Final = re.compile(r"input_value=\{.*?, input_type=", re.DOTALL)
+_QUOTED_BODY: Final = ("input_value={", ", input_type=")
 """How a validation error quotes the body, shortened in the middle: of a handle only the end may be left."""
 
 
@@ -129,11 +130,22 @@ def _message_of(answer: Any) -> str | None:
         inner = inner.get("message")
     for text in (inner, answer.get("message"), answer.get("detail")):
         if isinstance(text, str) and text:
-            return _QUOTED_BODY.sub("input_type=", text)
+            return _without_body(text)
     details = answer.get("detail")
     if isinstance(details, list):
         return "; ".join(filter(None, map(_fault_of, details))) or None
     return None
+
+
+def _without_body(text: str) -> str:
+    """`text` without quoted bodies."""
+    begins, ends = _QUOTED_BODY
+    kept: list[str] = []
+    at = 0
+    while (start := text.find(begins, at)) >= 0 and (end := text.find(ends, start)) >= 0:
+        kept.append(text[at:start])
+        at = end + len(", ")
+    return "".join((*kept, text[at:]))
 
 
 def _fault_of(detail: Any) -> str | None:

@@ -170,3 +170,13 @@ def test_no_word_of_an_engines_error_is_logged(words: str) -> None:
 )
 def test_the_log_has_type_code_and_length(body: Any, logged: str) -> None:
     assert loggable(raw_of(body)) == f"{logged}{len(raw_of(body))} bytes"
+
+
+LONG = ["x", "x.", "-", "1.", "pd", ":", "input_value={", "input_value={, input_type=", "a", "a:", "::", "cmpl-"]
+
+
+@pytest.mark.parametrize("piece", LONG)
+def test_a_long_text_is_looked_at_once(piece: str) -> None:
+    """Looking further from each of its places would take hours: engines quote whole prompts."""
+    raw = raw_of(openai(piece * 500_000))
+    assert (told(raw) == raw) is (piece in ("x", "x.", "-", "1.", "pd", ":", "::", "input_value={"))
