@@ -93,7 +93,7 @@ def test_prefill_and_decode_are_on_different_hosts_of_one_zone(sample: Sample) -
 def test_an_engine_has_all_devices_and_as_much_in_limits_as_in_requests(sample: Sample, role: str) -> None:
     resources = sample.engine(role)["resources"]
     assert resources["limits"] == DEVICES
-    assert resources["requests"] == {**DEVICES, "cpu": "64", "ephemeral-storage": "1Gi"}
+    assert resources["requests"] == {**DEVICES, "cpu": "64", "ephemeral-storage": "100Gi"}
     found = sample.environment(role)
     assert len(set(found["FAKE_NVIDIA_COM_GPU"].split(","))) == 8
     assert len(set(found["FAKE_VPC_AMAZONAWS_COM_EFA"].split(","))) == 16
