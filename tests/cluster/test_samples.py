@@ -26,8 +26,6 @@ ROLES = ("prefill", "decode")
 GPU, EFA = "nvidia.com/gpu", "vpc.amazonaws.com/efa"
 NO_SCHEDULE = {"operator": "Exists", "effect": "NoSchedule"}
 DEVICES = {GPU: "8", EFA: "16", "hugepages-2Mi": "5Gi", "memory": "400Gi"}
-SMALL_DISK = ("spec.model.source.emptyDir.sizeLimitGiB", 1)
-"""The disk of the nodes is the machine's own, whatever their type."""
 
 Pod = dict[str, Any]
 
@@ -39,7 +37,7 @@ class Sample:
         self.serving = serving
         # There are no other nodes here that the router could go to.
         tolerations = [{"key": key, **NO_SCHEDULE} for key in (GPU, EFA)]
-        edits = ("spec.engine.image", FAKE_IMAGE), ("spec.router.pod.tolerations", tolerations), SMALL_DISK
+        edits = ("spec.engine.image", FAKE_IMAGE), ("spec.router.pod.tolerations", tolerations)
         raw = edited(example(FILE), *edits)
         self.serving.apply(raw)
         self.serving.until_settled(NAME)
@@ -95,7 +93,7 @@ def test_prefill_and_decode_are_on_different_hosts_of_one_zone(sample: Sample) -
 def test_an_engine_has_all_devices_and_as_much_in_limits_as_in_requests(sample: Sample, role: str) -> None:
     resources = sample.engine(role)["resources"]
     assert resources["limits"] == DEVICES
-    assert resources["requests"] == {**DEVICES, "cpu": "64", "ephemeral-storage": "1Gi"}
+    assert resources["requests"] == {**DEVICES, "cpu": "64", "ephemeral-storage": "100Gi"}
     found = sample.environment(role)
     assert len(set(found["FAKE_NVIDIA_COM_GPU"].split(","))) == 8
     assert len(set(found["FAKE_VPC_AMAZONAWS_COM_EFA"].split(","))) == 16

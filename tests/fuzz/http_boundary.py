@@ -53,6 +53,9 @@ class Wire(asyncio.Transport):
     def write(self, data: Any) -> None:
         self.written += data
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return ("127.0.0.1", 1) if name == "peername" else default
 

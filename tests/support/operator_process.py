@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -14,6 +13,7 @@ from types import TracebackType
 from typing import Final
 
 from support.clusters import eventually
+from support.ports import free_ports
 
 ROOT: Final = Path(__file__).parents[2]
 START_LIMIT: Final = 60.0
@@ -28,7 +28,7 @@ class OperatorProcess:
         self._log = log
         self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
-        self._health, self._metrics = _free_port(), _free_port()
+        self._health, self._metrics = free_ports(2)
 
     def __enter__(self) -> OperatorProcess:
         self.start()
@@ -96,12 +96,6 @@ class OperatorProcess:
             if line.startswith((f"{name} ", f"{name}{{")):
                 total += float(line.rpartition(" ")[2])
         return total
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _get(port: int, path: str) -> tuple[int, str]:

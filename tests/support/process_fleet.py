@@ -23,7 +23,8 @@ from support.engine_process import STYLE
 from support.fake_api_server import FakeApiServer
 from support.fake_engine import Answer
 from support.pods import make_pod
-from support.router_process import RouterProcess, free_ports
+from support.ports import free_ports
+from support.router_process import RouterProcess
 from support.waiting import until
 
 TESTS = Path(__file__).resolve().parents[1]

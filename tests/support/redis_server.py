@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from support.debian import CACHE, unpacked
+from support.ports import free_port
 from support.waiting import until
 
 PROGRAMS: Final = ("valkey-server", "redis-server")
@@ -54,7 +54,7 @@ class RedisServer:
         self._options = list(options)
         self._tls = list(tls)
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = port or _free_port()
+        self.port = port or free_port()
 
     @property
     def url(self) -> str:
@@ -128,12 +128,6 @@ class RedisServer:
         """End it and forget its data."""
         self.kill()
         self._folder.cleanup()
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 if __name__ == "__main__":

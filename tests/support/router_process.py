@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import IO
 
 import aiohttp
+
+from support.ports import free_ports
 
 _ROOT = Path(__file__).resolve().parents[2]
 _START_SECONDS = 90.0
@@ -168,15 +169,3 @@ class RouterProcess:
         if self._log is not None:
             self._log.close()
             self._log = None
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports on loopback that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()

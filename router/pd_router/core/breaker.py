@@ -27,7 +27,8 @@ class Breaker:
     max_open_seconds: float = MAX_OPEN_SECONDS
     failures: int = 0
     until: float = 0.0
-    trial: bool = False
+    trial: object | None = None
+    """The one that runs. What it is stands for nothing; that it is this one and no other tells who may end it."""
     trial_ends: float = 0.0
     _partners: set[str] = field(default_factory=set)
     """With whom the failures of this row happened; "" is for the engine's own."""
@@ -40,7 +41,7 @@ class Breaker:
 
     def allows(self, now: float) -> bool:
         """Whether work may be sent. Does not change anything."""
-        return not self.tripped or (now >= self.until and (not self.trial or now >= self.trial_ends))
+        return not self.tripped or (now >= self.until and (self.trial is None or now >= self.trial_ends))
 
     def state(self, now: float) -> str:
         """`closed`, `open`, or `half_open` when its time is over and a trial is due or running."""
@@ -48,33 +49,41 @@ class Breaker:
             return "closed"
         return "half_open" if now >= self.until else "open"
 
-    def sent(self, now: float) -> None:
-        """Work is being sent; when the breaker is open this is its trial."""
-        if self.tripped and now >= self.until:
-            self.trial = True
-            self.trial_ends = now + TRIAL_SECONDS
+    def sent(self, now: float) -> object | None:
+        """Work is about to be sent. Returns the trial, when it is the one that a half-open breaker allows.
+
+        To be called in the moment in which `allows` was asked, however long the work takes to get there: what else
+        would be sent meanwhile would be trials as well.
+        """
+        if not self.tripped or not self.allows(now):
+            return None
+        self.trial = object()
+        self.trial_ends = now + TRIAL_SECONDS
+        return self.trial
 
     def succeeded(self) -> None:
         """It did what it was asked."""
         if self.failures:
             self.failures = self._openings = 0
             self._partners.clear()
-        self.trial = False
+        self.trial = None
 
-    def failed(self, now: float, partner: str = "") -> None:
+    def failed(self, now: float, partner: str = "", trial: object | None = None) -> None:
         """It failed.
 
         Args:
             partner: the other engine of a transfer, where another one could have taken its place.
+            trial: what `sent` returned.
         """
         self.failures += 1
         self._partners.add(partner)
-        self.trial = False
+        self.abandoned(trial)
         # What was sent before it opened may fail afterwards: many failures at one moment are no worse than three.
         if self.tripped and now >= self.until:
             self.until = now + min(self.open_seconds * 2.0**self._openings, self.max_open_seconds)
             self._openings += 1
 
-    def abandoned(self) -> None:
-        """The work ended without a verdict (the client left); a trial may be made again."""
-        self.trial = False
+    def abandoned(self, trial: object | None) -> None:
+        """The work ended without a verdict (the client left); if it was the trial, one may be made again at once."""
+        if trial is not None and trial is self.trial:
+            self.trial = None

@@ -149,6 +149,12 @@ def upstream_timeout(role: str, seconds: float) -> ApiError:
     return ApiError(504, f"The {role} engine did not answer within {seconds:g} s", UPSTREAM, "upstream_timeout")
 
 
+def upstream_silent(role: str, seconds: float) -> ApiError:
+    """504: the engine had begun its answer, and nothing more of it came for ``seconds``."""
+    text = f"The {role} engine sent nothing for {seconds:g} s in the middle of its answer"
+    return ApiError(504, text, UPSTREAM, "upstream_timeout")
+
+
 def internal() -> ApiError:
     """500: a fault of the router itself; the details are in its log, not in the answer."""
     return ApiError(500, "The router failed on this request", INTERNAL, "internal_error")

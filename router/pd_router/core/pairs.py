@@ -52,28 +52,27 @@ class Pairs:
         """Whether any pair has failures; without them there is nothing to look at."""
         return bool(self._breakers)
 
-    def sent(self, pair: Pair, now: float) -> None:
-        """A transfer begins; for a pair in quarantine it is the probe."""
+    def sent(self, pair: Pair, now: float) -> object | None:
+        """A transfer is about to begin; for a pair in quarantine it is the probe, which is returned."""
         breaker = self._breakers.get(pair)
-        if breaker is not None:
-            breaker.sent(now)
+        return None if breaker is None else breaker.sent(now)
 
     def succeeded(self, pair: Pair) -> None:
         """The transfer went well."""
         self._breakers.pop(pair, None)
 
-    def failed(self, pair: Pair, now: float) -> None:
-        """The transfer failed."""
+    def failed(self, pair: Pair, now: float, probe: object | None = None) -> None:
+        """The transfer failed. `probe`: what `sent` returned."""
         breaker = self._breakers.get(pair)
         if breaker is None:
             breaker = self._breakers[pair] = Breaker(self.quarantine, self.quarantine * LONGEST)
-        breaker.failed(now)
+        breaker.failed(now, trial=probe)
 
-    def abandoned(self, pair: Pair) -> None:
+    def abandoned(self, pair: Pair, probe: object | None) -> None:
         """The transfer ended without a verdict."""
         breaker = self._breakers.get(pair)
         if breaker is not None:
-            breaker.abandoned()
+            breaker.abandoned(probe)
 
     def forget(self, key: str) -> None:
         """An engine's process is another one now, or gone: its connections are new."""

@@ -50,10 +50,11 @@ class PassedHealth:
         """It failed, or said that it can't now."""
         if len(self._failing) >= _MOST:
             self._failing.clear()  # processes that are gone by now; the others are soon known again
-        self._failing.setdefault((engine.key, engine.incarnation, path), Breaker()).failed(now)
+        breaker = self._failing.setdefault((engine.key, engine.incarnation, path), Breaker())
+        breaker.failed(now, trial=breaker.trial)
 
     def abandoned(self, engine: Engine, path: str) -> None:
         """Nobody waited for the end."""
         breaker = self._failing.get((engine.key, engine.incarnation, path))
         if breaker is not None:
-            breaker.abandoned()
+            breaker.abandoned(breaker.trial)

@@ -49,6 +49,8 @@ class ServerState:
     max_body_bytes: int
     max_connections: Callable[[], int] = lambda: 1 << 30
     on_full: Callable[[], None] = lambda: None
+    on_unread: Callable[[int], None] = lambda _status: None
+    """Called with the status of each answer to what was no request, or none that was read whole."""
     admit: Callable[[str, dict[str, str], str], str | None] = lambda _path, _headers, _peer: None
     """The tenant of a request with this path and these headers, from this address. Raises ApiError."""
     connections: set[ClientConnection] = field(default_factory=set)
@@ -228,6 +230,7 @@ class ClientConnection(asyncio.Protocol):
         self._responder = responder
         if request.error is not None:
             responder.send_error(request.error, close=True)
+            self.state.on_unread(request.error.status)
         else:
             self._task = self.state.handler(request, responder)
 

@@ -11,7 +11,13 @@ import math
 import zlib
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
+
+MAX_HEAD: Final = 64 * 1024
+"""Bytes of an answer's head, and of what is read at any time without a byte of body in it."""
+MAX_WHOLE: Final = 64 * 1024 * 1024
+"""Bytes of an answer that is kept until it is complete, decompressed. Embeddings of a large batch and the logprobs of a
+long answer have tens of MiB; what exceeds this is no answer, and a few of them would be all of a router's memory."""
 
 
 class Failure(StrEnum):
@@ -32,11 +38,12 @@ stream is one chunk as the engine wrote it, and for those the parser is half of 
 
 
 class LegError(Exception):
-    """An exchange failed; `reason` says how."""
+    """An exchange failed; `reason` says how. `silence`: seconds without a byte, where these were too many."""
 
-    def __init__(self, reason: Failure, detail: str = "") -> None:
+    def __init__(self, reason: Failure, detail: str = "", silence: float = 0.0) -> None:
         super().__init__(f"{reason.value}: {detail}" if detail else reason.value)
         self.reason = reason
+        self.silence = silence
 
 
 class Address(NamedTuple):
@@ -78,11 +85,13 @@ class Exchange:
     `on_data` is called once per read with decoded body bytes; until it is set, bytes are kept in `parts`. `complete` is
     true already when the last bytes come. `take_framed` shortens the way of a stream, see `Lane`.
     `deadline` is on the loop's clock; the sweeper fails the exchange when it passes. While a stream runs nobody has to
-    move it: the sweeper does, to `idle` seconds from then, when `fresh` says that something came.
+    move it: the sweeper does, to `idle` seconds from then, when `fresh` says that something came. Nothing that comes
+    moves `limit`, which is on the same clock.
     """
 
     __slots__ = (
         "_decoder",
+        "_kept",
         "_loop",
         "_waiter",
         "complete",
@@ -92,6 +101,7 @@ class Exchange:
         "fresh",
         "headers",
         "idle",
+        "limit",
         "on_data",
         "on_end",
         "parts",
@@ -105,7 +115,7 @@ class Exchange:
         self.headers: list[tuple[bytes, bytes]] = []
         self.parts: list[bytes] = []
         self.deadline = deadline
-        self.idle = math.inf
+        self.idle = self.limit = math.inf
         self.fresh = False
         self.complete = False
         self.failure: LegError | None = None
@@ -113,7 +123,8 @@ class Exchange:
         self.on_end: Callable[[], None] | None = None
         self._loop = loop
         self._waiter: asyncio.Future[None] | None = None
-        self._decoder: Any = None
+        self._decoder: _Inflater | None = None
+        self._kept = 0
 
     # -- what the turn calls -------------------------------------------------------------------
     async def head(self) -> int:
@@ -144,12 +155,24 @@ class Exchange:
                 return value
         return b""
 
-    def abort(self, reason: Failure = Failure.ABORTED, detail: str = "") -> None:
+    def abort(self, reason: Failure = Failure.ABORTED, detail: str = "", silence: float = 0.0) -> None:
         """Drop the connection; the engine notices and aborts the request."""
         if self.conn is not None:
             conn = self.conn
-            self.fail(LegError(reason, detail))
+            self.fail(LegError(reason, detail, silence))
             conn.close()
+
+    def limit_silence(self, seconds: float, now: float) -> None:
+        """From now on something must come every so many seconds; what was the deadline is that of the whole."""
+        self.limit = min(self.limit, self.deadline)
+        self.idle = seconds
+        self.deadline = now + seconds
+
+    def bound(self, until: float) -> None:
+        """Nobody waits for the answer: it is read on, and must be over by `until`, whatever comes."""
+        self.limit = min(self.limit, until)
+        if self.conn is not None:
+            self.conn.resume()
 
     def pause(self) -> None:
         """Stop reading from the engine: the client is slow. No deadline runs, since the engine may not go on."""
@@ -161,6 +184,11 @@ class Exchange:
         """Offer reads that begin with a chunk to `lane` first."""
         if self.conn is not None and self._decoder is None:
             self.conn.lane = lane
+
+    def take_no_framed(self) -> None:
+        """From here on every read is parsed."""
+        if self.conn is not None:
+            self.conn.lane = None
 
     def resume(self, deadline: float) -> None:
         """Read on; the engine must send something before `deadline`."""
@@ -174,7 +202,7 @@ class Exchange:
         encoding = self.header(b"content-encoding").lower()
         if encoding in (b"gzip", b"x-gzip", b"deflate"):
             # We ask for identity; a proxy in between may compress all the same, and a handle must not hide in it.
-            self._decoder = zlib.decompressobj(47)
+            self._decoder = _Inflater()
         elif encoding not in (b"", b"identity"):
             self.abort(Failure.MALFORMED, f"content-encoding {encoding.decode('latin-1')!r} is not supported")
             return
@@ -185,19 +213,31 @@ class Exchange:
         """Body bytes arrived."""
         self.fresh = True
         if self._decoder is not None:
+            room = MAX_WHOLE if self.on_data is not None else MAX_WHOLE - self._kept
             try:
-                data = self._decoder.decompress(data)
+                data = self._decoder.inflate(data, room)
             except zlib.error:
                 self.abort(Failure.MALFORMED, "the compressed body is damaged")
                 return
+            except OverflowError:
+                self.abort(Failure.MALFORMED, _TOO_LARGE)
+                return
         if self.on_data is not None:
             self.on_data(data)
-        else:
-            self.parts.append(data)
+            return
+        self._kept += len(data)
+        if self._kept > MAX_WHOLE:
+            self.parts.clear()
+            self.abort(Failure.MALFORMED, _TOO_LARGE)
+            return
+        self.parts.append(data)
 
     def finish(self) -> None:
         """The body is complete."""
         if self.failure is not None:
+            return
+        if self._decoder is not None and self._decoder.cut:
+            self.fail(LegError(Failure.MALFORMED, "the compressed body is cut short"))
             return
         self.complete = True
         self.conn = None
@@ -225,3 +265,32 @@ class Exchange:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+_TOO_LARGE: Final = f"the answer is larger than {MAX_WHOLE} bytes"
+
+
+class _Inflater:
+    """gzip or zlib. Members of gzip that follow each other are one body (RFC 1952, 2.2)."""
+
+    __slots__ = ("_member", "cut")
+
+    def __init__(self) -> None:
+        self._member = zlib.decompressobj(47)
+        self.cut = False
+        """A member has begun and not ended."""
+
+    def inflate(self, data: bytes, room: int) -> bytes:
+        """Raises zlib.error for what is no such data, OverflowError for more than `room` bytes."""
+        found: list[bytes] = []
+        while data:
+            if self._member.eof:
+                self._member = zlib.decompressobj(47)
+            piece = self._member.decompress(data, room + 1)  # 0 would be no limit
+            room -= len(piece)
+            if room < 0:
+                raise OverflowError
+            found.append(piece)
+            data = self._member.unused_data
+        self.cut = not self._member.eof
+        return b"".join(found)

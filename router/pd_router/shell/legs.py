@@ -18,7 +18,14 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from pd_router.core.errors import ApiError, engine_not_ready, no_engine, upstream_failed, upstream_timeout
+from pd_router.core.errors import (
+    ApiError,
+    engine_not_ready,
+    no_engine,
+    upstream_failed,
+    upstream_silent,
+    upstream_timeout,
+)
 from pd_router.core.fields import Api
 from pd_router.core.refusals import loggable, private_texts, told
 from pd_router.shell.exchange import Exchange, Failure, LegError
@@ -252,14 +259,19 @@ def _count(of: Mapping[str, Any], name: str) -> int | None:
 
 def network_failure(leg: str, error: LegError, timeout: float) -> LegFailed:
     """A leg that got no whole answer."""
-    if error.reason in (Failure.TIMEOUT,):
-        return LegFailed(leg, "timeout", upstream_timeout(leg, timeout))
+    if error.reason is Failure.TIMEOUT:
+        answer = upstream_silent(leg, error.silence) if error.silence else upstream_timeout(leg, timeout)
+        return LegFailed(leg, "timeout", answer)
     if error.reason in (Failure.CONNECT, Failure.CONNECT_TIMEOUT, Failure.LOST):
         return LegFailed(leg, error.reason.value, engine_not_ready(leg, RETRY_AFTER_SECONDS))
     if error.reason is Failure.ABORTED:
         return LegFailed(
             leg, "aborted", upstream_failed(leg, "the turn was given up"), retryable=False, engine_fault=False
         )
+    if error.reason is Failure.MALFORMED:
+        log.warning("the %s engine's answer can't be read: %s", leg, error)
+        fault = "its answer is no valid HTTP, or larger than an answer may be"
+        return LegFailed(leg, error.reason.value, upstream_failed(leg, fault))
     return LegFailed(
         leg, error.reason.value, upstream_failed(leg, "it closed the connection before its answer was complete")
     )

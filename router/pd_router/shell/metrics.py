@@ -102,7 +102,9 @@ class Metrics:
             "pd_router_build_info", "1; the labels say what runs", ["version", "python"], registry=self.registry
         )
         build.labels(version_here(), platform.python_version()).set(1)
-        self.requests = self._pair("requests", "Requests answered", api=APIS, status=STATUSES)
+        self.requests = self._pair(
+            "requests", "Requests answered, refusals included, health checks not", api=APIS, status=STATUSES
+        )
         for api in _values(Api):
             self.requests[api, "200"].inc(0)  # see `Bound`: the first turns would be no increase
         self.endings = self._bound("endings", "Decode legs by how they ended", ending=_values(Ending))

@@ -7,14 +7,15 @@ which a turn cannot be tried again: nothing is written to the client until decod
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from pd_router.core import errors
 from pd_router.core.dialect import Dialect
 from pd_router.core.errors import ApiError
 from pd_router.core.history import Reply
-from pd_router.core.sse import Ending, EventTooLarge, SseFilter, strip_json
+from pd_router.core.sse import Ending, EventTooLarge, SseFilter, split_events, strip_json
 from pd_router.core.transcript import Transcript
 from pd_router.core.usage import Correct
 from pd_router.shell.context import Context
@@ -26,6 +27,11 @@ from pd_router.shell.responder import Responder
 Keep = Callable[[dict[str, Any] | None, Reply | None, str], asyncio.Future[None] | None]
 """Keeps the handle. The last byte waits for the future, if there is one: the next turn may come at once."""
 Headers = list[tuple[bytes, bytes]]
+MAX_HELD: Final = 8 * 1024 * 1024
+"""Bytes of events that are held because none bears content. The first event may name a long prompt's token ids, and
+those of the Responses API repeat instructions and tools, twice."""
+MAX_BEHIND_END: Final = 64 * 1024
+"""Bytes that may follow what said it was the end, and was none."""
 
 
 async def send_whole(
@@ -74,7 +80,7 @@ class StreamRelay:
         correct: Correct | None,
     ) -> None:
         self._now = context.now
-        self._idle = exchange.idle = context.settings.timeouts.idle
+        self._idle = context.settings.timeouts.idle
         self._record = record
         self._responder = responder
         self._exchange = exchange
@@ -83,7 +89,12 @@ class StreamRelay:
         self._dialect = dialect
         self._filter = SseFilter(context.settings.reuse.reply_cap_bytes, dialect=dialect, correct=correct)
         self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._left = 0.0
+        """Seconds that the first content had left when reading was paused."""
         self._last = b""
+        self._doubtful = False
+        """The engine said that the answer is over, and it isn't: clients stop reading there, so it is held back."""
         self._keep: Keep | None = None
         self._keeping: asyncio.Future[None] | None = None
         self._over = self._judged = False
@@ -98,10 +109,10 @@ class StreamRelay:
         """
         self._keep = keep
         exchange, responder = self._exchange, self._responder
-        responder.on_pause = exchange.pause
+        responder.on_pause = self._pause
         responder.on_resume = self._resume
         if responder.paused:
-            exchange.pause()  # an earlier answer is still not taken; `on_pause` is not called a second time
+            self._pause()  # an earlier answer is still not taken; `on_pause` is not called a second time
         early = b"".join(exchange.parts)
         exchange.parts.clear()
         exchange.on_data = self._data
@@ -128,12 +139,20 @@ class StreamRelay:
         except EventTooLarge as error:
             exchange.abort(Failure.MALFORMED, str(error))
             return
+        if self._doubtful and len(self._last) > MAX_BEHIND_END:
+            exchange.abort(Failure.MALFORMED, "it went on behind the end")
+            return
         if self._dialect.may_end(out):
             self._keep_handle()
-        if exchange.complete or self._keeping is not None:
+            self._doubtful = self._keep is not None and stream.done
+            if self._doubtful or self._keeping is not None:
+                exchange.take_no_framed()  # or what comes behind would overtake what is held back
+        if exchange.complete or self._keeping is not None or self._doubtful:
             self._last += out  # goes out with the end of the answer, in one write
-        else:
-            self._pass_on(out)
+            return
+        if self._last:
+            out, self._last = self._last + out, b""
+        self._pass_on(out)
 
     def _pass_on(self, out: bytes) -> None:
         exchange, stream, responder = self._exchange, self._filter, self._responder
@@ -142,11 +161,14 @@ class StreamRelay:
         else:
             if out:
                 self._held.append(out)
+                self._held_bytes += len(out)
             if stream.started and stream.error is None:
                 if responder.gone:
                     exchange.abort()  # P's blocks have been read by now, and nobody waits for the rest
                 else:
                     self._start()
+            elif self._held_bytes > MAX_HELD:
+                exchange.abort(Failure.MALFORMED, f"{MAX_HELD} bytes without content")
 
     def _end(self) -> None:
         """Decode's answer is over. Ends the client's in the same write as the last bytes."""
@@ -178,20 +200,32 @@ class StreamRelay:
         self._status = 502
         if ending is not Ending.ERROR_EVENT:
             lost = errors.upstream_failed("decode", "it ended the stream before the answer was complete")
+            # Clients stop at the end that the engine claims, and would never see what comes behind it.
+            tail = b"".join([event for event in split_events(tail) if not self._dialect.read([event]).done])
             tail += self._dialect.error_event(lost.body())
         responder.end(tail, close=True)
 
     def _start(self) -> None:
+        exchange = self._exchange
         self._record.first_content(self._prefilled_at)
-        headers = [*relayed_headers(self._exchange, b"text/event-stream"), *self._own_headers]
+        headers = [*relayed_headers(exchange, b"text/event-stream"), *self._own_headers]
         self._responder.begin_stream(200, headers, b"".join(self._held))
         self._held.clear()
+        exchange.idle = self._idle
+        if exchange.deadline != math.inf:  # not while reading is paused
+            exchange.deadline = self._now() + self._idle
         writer = self._responder.framed_writer()
         if writer is not None:
-            self._exchange.take_framed(self._filter.passer(writer))
+            exchange.take_framed(self._filter.passer(writer))
+
+    def _pause(self) -> None:
+        exchange = self._exchange
+        if exchange.deadline != math.inf:
+            self._left = exchange.deadline - self._now()
+        exchange.pause()
 
     def _resume(self) -> None:
-        self._exchange.resume(self._now() + self._idle)
+        self._exchange.resume(self._now() + (self._idle if self._responder.started else self._left))
 
     def _keep_handle(self) -> bool:
         """Keep the handle, once; whether that is still going on. Without [DONE] only the end of the body makes the

@@ -51,6 +51,7 @@ class Responder:
         "on_pause",
         "on_resume",
         "started",
+        "status",
     )
 
     def __init__(self, conn: Connection, request: Request) -> None:
@@ -60,6 +61,8 @@ class Responder:
         self._head_only = request.method == "HEAD"
         self._chunked = False
         self.started = False
+        self.status = 0
+        """Of the answer; 0 before it begins."""
         self.finished = False
         self.on_gone: Callable[[], None] | None = None
         self.on_pause: Callable[[], None] | None = None
@@ -129,6 +132,7 @@ class Responder:
             self._conn.transport.abort()
 
     def _head(self, status: int, headers: Iterable[tuple[bytes, bytes]], framing: bytes) -> bytes:
+        self.status = status
         if self._conn.draining:
             self._keep_alive = False
         parts = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status]

@@ -28,7 +28,7 @@ from pd_router.shell.discovery_metrics import DiscoveryMetrics, FleetCollector
 from pd_router.shell.exchange import Failure
 from pd_router.shell.fleet import Fleet, Member
 from pd_router.shell.guard import Guard
-from pd_router.shell.metrics import Metrics
+from pd_router.shell.metrics import OTHER, Metrics
 from pd_router.shell.passthrough import pass_through
 from pd_router.shell.request_reader import Request
 from pd_router.shell.responder import Responder
@@ -36,7 +36,7 @@ from pd_router.shell.store_metrics import SharedStoreMetrics, StoreCollector
 from pd_router.shell.stores import make_keyring, make_store
 from pd_router.shell.tls_listener import TlsListener
 from pd_router.shell.transfer_metrics import TransferCollector
-from pd_router.shell.turn import Turn
+from pd_router.shell.turn import CLIENT_LEFT, Turn
 from pd_router.shell.upstream import EnginePool
 from pd_router.shell.versions import EngineVersions
 from pd_router.shell.worker_store import Shared
@@ -110,7 +110,14 @@ class Router:
         metrics.register(TransferCollector(fleet, metrics, now))
         metrics.register(FleetCollector(fleet, self.context.loads, metrics, now))
         share = ClientShare(limits.max_inflight, now)
-        self.state = ServerState(self._handle, limits.max_body_bytes, share, share.refused, guard.gate.admit)
+        self.state = ServerState(
+            self._handle,
+            limits.max_body_bytes,
+            share,
+            share.refused,
+            lambda status: metrics.requests[OTHER, str(status)].inc(),
+            guard.gate.admit,
+        )
         self.pages = Pages(
             metrics.registry,
             self.context.decisions,
@@ -249,24 +256,26 @@ class Router:
 
     async def _answer(self, request: Request, responder: Responder) -> None:
         """The top of a request's task: whatever happens, the request is answered, or the next one never would be."""
+        path, counted = request.path.partition("?")[0], False
         try:
-            await self._let_in(request, responder)
+            counted = await self._let_in(path, request, responder)
         except Exception:
             # Without the query, in which some clients have their key.
-            log.exception("%s %s failed", request.method, request.path.partition("?")[0][:200])
-        if responder.finished or responder.gone:
-            return
-        if responder.started:
-            responder.abort()
-        else:
-            responder.send_error(internal())
+            log.exception("%s %s failed", request.method, path[:200])
+        if not responder.finished and not responder.gone:
+            if responder.started:
+                responder.abort()
+            else:
+                responder.send_error(internal())
+        if not counted and path not in OPEN_PATHS:
+            api = TURNS.get(path)
+            self.context.metrics.requests[api.value if api else path, str(responder.status or CLIENT_LEFT)].inc()
 
-    async def _let_in(self, request: Request, responder: Responder) -> None:
-        """Serve a request whose principal is proven, within its tenant's limits."""
-        path = request.path.partition("?")[0]
+    async def _let_in(self, path: str, request: Request, responder: Responder) -> bool:
+        """Serve a request whose principal is proven, within its tenant's limits. Returns whether it counts itself, as
+        what reaches engines does."""
         if path in OPEN_PATHS:
-            await self._route(path, request, responder)
-            return
+            return await self._route(path, request, responder)
         meter = self._guard.meter
         try:
             if request.denied is not None:
@@ -281,21 +290,23 @@ class Router:
             body = DIALECTS[Api.MESSAGES if messages else Api.CHAT].error_body(error.body(), error.status)
             own = [(b"x-request-id", self.context.request_id(request.headers).encode())]
             responder.send_error(error, own, body=body)
-            return
+            return False
         try:
-            await self._route(path, request, responder)
+            return await self._route(path, request, responder)
         finally:
             meter.leave(place)
 
-    async def _route(self, path: str, request: Request, responder: Responder) -> None:
+    async def _route(self, path: str, request: Request, responder: Responder) -> bool:
         if (api := TURNS.get(path)) is not None:
             if request.method != "POST":
                 responder.send_error(bad_method(request.method, path, "POST"), [(b"allow", b"POST")])
-                return
+                return False
             await Turn(self.context, api, request, responder).run()
-        elif path in PASSED:
+            return True
+        if path in PASSED:
             await pass_through(self.context, path, request, responder)
-        elif path in SOCKETS:
+            return request.method in PASSED[path].methods
+        if path in SOCKETS:
             responder.send_error(no_websocket(path))
         elif path == "/health":
             reason = self.why_not_ready()
@@ -305,6 +316,7 @@ class Router:
             responder.send(200 if reason is None else 503, [(b"content-type", b"application/json")], body)
         else:
             responder.send_error(unknown_path(path))
+        return False
 
     async def _sweep(self) -> None:
         """Look at deadlines that nobody waits for: those of clients, and of handles."""

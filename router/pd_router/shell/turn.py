@@ -75,6 +75,8 @@ class Turn:
         self._two_legs = False
         self._exchange: Exchange | None = None
         self._leg = ""
+        self._watched: tuple[LegWatch, ...] = ()
+        """The legs of the attempt that runs."""
         self._reading = False
         """The engine of the leg that runs was given the other's handle and may be reading its KV."""
         self._prefilled_at = 0.0
@@ -205,20 +207,24 @@ class Turn:
         if planned.decode.engine is None:
             any_decode = any(engine.takes_work for engine in self._decodes)
             raise self._no_engine(ROLE_PREFILL if any_decode else ROLE_DECODE)
+        if planned.prefill is not None and planned.prefill.engine is None:
+            raise self._no_engine(ROLE_PREFILL)
         decode = context.member(planned.decode.engine.key)
+        by = context.member(planned.prefill.engine.key) if planned.prefill and planned.prefill.engine else None
+        # Watched from here: while P works, all that comes would find a half-open D free, and be its trial as well.
+        pair = Pair(by.key, decode.key, Direction.HANDOFF) if by is not None else None
+        leg = watch(decode, pair, self._prefills, context.fleet.pairs, context.now)
+        self._watched = (leg,)
         # D's place is taken before P begins: a finished prefill must not wait for one while its lease runs (HL-16).
         places = [context.loads.open(decode.key)]
         if planned.rank is not None:
             places.append(context.loads.open(rank_key(decode.key, planned.rank)))
         try:
-            prefilled, by = None, None
-            if planned.prefill is not None:
-                if planned.prefill.engine is None:
-                    raise self._no_engine(ROLE_PREFILL)
-                by = context.member(planned.prefill.engine.key)
-                prefilled = await self._prefill(prepared, planned.decision, by)
-            await self._decode(prepared, planned, prefilled, by, decode)
+            prefilled = await self._prefill(prepared, planned.decision, by) if by is not None else None
+            await self._decode(prepared, planned, prefilled, decode, leg)
         finally:
+            leg.abandoned()
+            self._watched = ()
             for place in places:
                 place.close()
 
@@ -238,6 +244,7 @@ class Turn:
         work = context.loads.open(member.key, to_compute(prepared, entry))
         pair = Pair(member.key, entry.holder, Direction.PULL) if entry is not None else None
         leg = watch(member, pair, self._prefills, context.fleet.pairs, context.now)
+        self._watched = (*self._watched, leg)
         self._leg, self._reading = ROLE_PREFILL, entry is not None
         within = timeouts.pull if entry is not None else timeouts.prefill
         try:
@@ -261,7 +268,7 @@ class Turn:
         return result
 
     async def _decode(
-        self, prepared: Prepared, planned: Plan, prefilled: Prefilled | None, by: Member | None, decode: Member
+        self, prepared: Prepared, planned: Plan, prefilled: Prefilled | None, decode: Member, leg: LegWatch
     ) -> None:
         context, responder = self._context, self._responder
         timeouts = context.settings.timeouts
@@ -279,11 +286,13 @@ class Turn:
             wait = timeouts.handoff
         sent = Dispatch(decode, decode.incarnation, decode.witness.identity, context.now())
         keep = functools.partial(self._keeper.keep, prepared, planned, sent)
-        pair = Pair(by.key, decode.key, Direction.HANDOFF) if by is not None and params is not None else None
-        leg = watch(decode, pair, self._prefills, context.fleet.pairs, context.now)
+        if params is None:
+            leg.moves_nothing()
         self._leg, self._reading = ROLE_DECODE, params is not None
         try:
             exchange = self._exchange = await context.pool.request(decode.address, head, body, wait)
+            if responder.gone:  # while the connection was being made
+                self._bound_or_stop(exchange)
             if await exchange.head() != 200:
                 raise refused("decode", exchange.status, exchange, await exchange.body(), body)
             self._record.accepted()
@@ -300,7 +309,7 @@ class Turn:
                 )
                 self._status = await relay.run(keep)
             else:
-                exchange.deadline = context.now() + timeouts.idle
+                exchange.limit_silence(timeouts.idle, context.now())
                 raw = await exchange.body()
                 await send_whole(
                     self._record,
@@ -350,6 +359,8 @@ class Turn:
         """
         self._context.admission.withdraw(self)
         self._record.client_left("stream" if self._responder.started else self._leg or "prefill")
+        for leg in self._watched:
+            leg.let_go()  # it may be bound for long, and who comes next is the better trial
         if self._exchange is not None:
             self._bound_or_stop(self._exchange)
 
@@ -360,7 +371,7 @@ class Turn:
 
     def _bound_or_stop(self, exchange: Exchange) -> None:
         if self._reading and not self._responder.started:
-            exchange.deadline = min(exchange.deadline, self._context.now() + self._context.settings.timeouts.handoff)
+            exchange.bound(self._context.now() + self._context.settings.timeouts.handoff)
         else:
             exchange.abort()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import httptools
 
-from pd_router.shell.exchange import Address, Exchange, Failure, Lane, LegError
+from pd_router.shell.exchange import MAX_HEAD, Address, Exchange, Failure, Lane, LegError
 from pd_router.shell.tls import EngineTls
 
 # uvicorn, vLLM's server, closes a connection that was idle for 5 s; ours must be gone before that, or a request races
@@ -21,6 +21,7 @@ from pd_router.shell.tls import EngineTls
 IDLE_SECONDS = 4.0
 MAX_IDLE_PER_ENGINE = 256
 SWEEP_SECONDS = 0.05
+_HEAD_TOO_LARGE = f"its head or its framing is larger than {MAX_HEAD} bytes"
 
 
 class EngineConnection(asyncio.Protocol):
@@ -28,10 +29,12 @@ class EngineConnection(asyncio.Protocol):
 
     __slots__ = (
         "_between_chunks",
+        "_head_size",
         "_keep_alive",
         "_parser",
         "_parts",
         "_paused",
+        "_without_body",
         "exchange",
         "idle_since",
         "lane",
@@ -51,6 +54,8 @@ class EngineConnection(asyncio.Protocol):
         self._keep_alive = False
         self._paused = False
         self._between_chunks = False
+        self._head_size = self._without_body = 0
+        """Bytes of header lines, and of reads since the last one that had body bytes in it."""
         self._parts: list[bytes] = []
         self.on_body = self._parts.append
         self.lane: Lane | None = None
@@ -75,6 +80,13 @@ class EngineConnection(asyncio.Protocol):
             self._fail(LegError(Failure.MALFORMED, str(error)))
             self.close()
             return
+        if self._parts:
+            self._without_body = 0
+        else:
+            self._without_body += len(data)
+            if self._without_body > MAX_HEAD and self.exchange is not None:
+                self.exchange.abort(Failure.MALFORMED, _HEAD_TOO_LARGE)
+                return
         self._hand_over()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -82,13 +94,15 @@ class EngineConnection(asyncio.Protocol):
         exchange = self.exchange
         if exchange is not None:
             if (
-                exchange.status
+                exc is None  # a reset is no end, whatever came before it
+                and exchange.status
                 and not self._keep_alive
                 and not exchange.header(b"content-length")
                 and not _is_chunked(exchange)
             ):
                 # A body that ends with the connection: the only case in which a close is the end.
                 self.exchange = None
+                self.pool.active.discard(exchange)
                 exchange.finish()
             else:
                 self._fail(LegError(Failure.CLOSED, str(exc) if exc else ""))
@@ -100,8 +114,11 @@ class EngineConnection(asyncio.Protocol):
             self.close()  # an answer that nobody asked for; the next request here would get it, or its rest
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.exchange is not None:
-            self.exchange.headers.append((name.lower(), value))
+        exchange = self.exchange
+        if exchange is None or exchange.status:
+            return  # a trailer: the head is judged, and no client is told what came behind the body
+        self._head_size += len(name) + len(value) + 4
+        exchange.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         exchange = self.exchange
@@ -110,6 +127,9 @@ class EngineConnection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if status < 200:
             exchange.headers.clear()
+            return
+        if self._head_size > MAX_HEAD:
+            exchange.abort(Failure.MALFORMED, _HEAD_TOO_LARGE)
             return
         self._keep_alive = self._parser.should_keep_alive()
         exchange.got_head(status)
@@ -130,7 +150,14 @@ class EngineConnection(asyncio.Protocol):
         self._hand_over()
         self.exchange = None
         self.pool.active.discard(exchange)
-        if self._keep_alive and self.transport is not None and not self._paused:
+        if (
+            self._keep_alive
+            and self.transport is not None
+            and not self._paused
+            and exchange.failure is None
+            # Answered before it was read: the next request would wait behind the rest of this one, perhaps for ever.
+            and not self.transport.get_write_buffer_size()
+        ):
             self.pool.release(self)
         else:
             self.close()
@@ -142,6 +169,7 @@ class EngineConnection(asyncio.Protocol):
         self.exchange = exchange
         self._parser = httptools.HttpResponseParser(self)
         self._between_chunks = False
+        self._head_size = self._without_body = 0
         self.lane = None
         self._parts.clear()
         assert self.transport is not None
@@ -271,20 +299,25 @@ class EnginePool:
         self._where[conn] = address
         return conn
 
+    def look(self, now: float) -> None:
+        """End what is overdue at `now`, on the loop's clock."""
+        for exchange in list(self.active):
+            if exchange.fresh:
+                exchange.fresh = False
+                if exchange.idle != math.inf and exchange.deadline != math.inf:
+                    exchange.deadline = now + exchange.idle
+            if exchange.limit < now:
+                exchange.abort(Failure.TIMEOUT)
+            elif exchange.deadline < now:
+                exchange.abort(Failure.TIMEOUT, silence=exchange.idle if exchange.idle != math.inf else 0.0)
+        for idle in self._idle.values():
+            while idle and idle[0].idle_since < now - IDLE_SECONDS:
+                idle.popleft().close()
+
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            now = self._loop.time()
-            for exchange in list(self.active):
-                if exchange.fresh:
-                    exchange.fresh = False
-                    if exchange.idle != math.inf and exchange.deadline != math.inf:
-                        exchange.deadline = now + exchange.idle
-                if exchange.deadline < now:
-                    exchange.abort(Failure.TIMEOUT)
-            for idle in self._idle.values():
-                while idle and idle[0].idle_since < now - IDLE_SECONDS:
-                    idle.popleft().close()
+            self.look(self._loop.time())
 
 
 def _is_chunked(exchange: Exchange) -> bool:

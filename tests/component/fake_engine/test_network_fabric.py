@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -23,6 +22,7 @@ from support.cluster_serving_fabric import JudgeClient, NetworkFabric, side_chan
 from support.fake_engine import ConnectorConfig, EngineConfig, FakeEngine, expected_answer
 from support.fake_engine.engine import Record
 from support.legs import HandTurn, hand_turn
+from support.ports import free_port
 
 TESTS = Path(__file__).parents[2]
 LONG = "The quick brown fox jumps over the lazy dog while the band plays on and on. " * 3
@@ -160,9 +160,3 @@ async def test_wrong_blocks_are_a_wrong_answer(judge: str) -> None:
         said = ("What is the weather? " + LONG, "fine", "sure?")
         turn = await pods.say(*said, handle=other.handle)
         assert turn.text != right(pods, *said)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

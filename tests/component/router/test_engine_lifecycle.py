@@ -10,7 +10,7 @@ import pytest
 from support.chat import Talk, send
 from support.deployment import Deployment, Spec
 from support.fake_engine import Behaviour, FakeEngine, Fault, Gate, Kind, with_handle
-from support.router_process import free_ports
+from support.ports import free_ports
 from support.specs import QUICK, TWO_BY_TWO, WATCHED
 from support.waiting import until
 

@@ -17,7 +17,7 @@ import pytest_asyncio
 from support.chat import Talk
 from support.debian import unpacked
 from support.pod_deployment import PodDeployment
-from support.router_process import free_ports
+from support.ports import free_ports
 from support.waiting import until
 
 CHART = Path(__file__).parents[3] / "charts" / "pd-operator"

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from support.chat import Talk
 from support.deployment import Deployment
-from support.router_process import free_ports
+from support.ports import free_ports
 from support.top_process import run, start
 
 

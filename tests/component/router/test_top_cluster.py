@@ -19,7 +19,7 @@ from support.chat import Talk
 from support.deployment import Deployment
 from support.pod_deployment import PodDeployment
 from support.port_forwarding import ForwardingServer
-from support.router_process import free_ports
+from support.ports import free_ports
 from support.top_process import run
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from pdctl.core.cluster import init_plan, nodes, preflight
+from pdctl.core.cluster.layout import Layout
 from pdctl.core.cluster.nodes import DEFAULT_DEVICES, NODE_TYPES, NodeError, Nodes, Size, parse_pairs, plan_nodes
 
 GOOD = preflight.Observed(
@@ -27,11 +29,27 @@ def test_a_plain_cluster_is_one_node_with_made_up_devices():
 
 
 def test_a_type_brings_two_nodes_and_wishes_beside_it_win():
-    planned = plan_nodes("p5en.48xlarge", 3, {"a": "b"}, {"memory": "4Ti", "nvidia.com/gpu": "4"})
+    sizes = {"memory": "4Ti", "nvidia.com/gpu": "4", "ephemeral-storage": "1Ti"}
+    planned = plan_nodes("p5en.48xlarge", 3, {"a": "b"}, sizes)
     assert (planned.count, planned.names) == (3, ("node-0", "node-1", "node-2"))
     assert planned.labels == {**NODE_TYPES["p5en.48xlarge"].labels, "a": "b"}
-    assert planned.size == Size(cpus=192, memory=4 * 2**40, huge_pages=10 * 2**30)
+    assert planned.size == Size(cpus=192, memory=4 * 2**40, huge_pages=10 * 2**30, disk=2**40)
     assert planned.devices == {"nvidia.com/gpu": 4, "vpc.amazonaws.com/efa": 16}
+
+
+def test_a_made_up_disk_is_the_size_of_what_the_kubelet_lies_on():
+    layout = Layout("one", Path("/state/one"))
+
+    def mounted(disk: int | None) -> list[str]:
+        steps = init_plan.private_mounts(layout, 0, "/etc/resolv.conf", disk)
+        return next(step["run"] for step in steps if "run" in step and step["run"][-1] == "/var/lib")
+
+    sample_needs = 100 * 2**30
+    disk = NODE_TYPES["p5en.48xlarge"].size.disk
+    assert disk is not None
+    assert disk > sample_needs
+    assert f"mode=755,size={disk}" in mounted(disk)
+    assert "mode=755" in mounted(None)
 
 
 def test_a_device_of_zero_is_not_there():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from pd_router.core.breaker import FAILURES_TO_OPEN, MAX_OPEN_SECONDS, OPEN_SECONDS, TRIAL_SECONDS, Breaker
 
 
@@ -38,17 +36,33 @@ def test_each_bad_trial_opens_it_for_longer_up_to_a_limit() -> None:
         assert not breaker.allows(now + wait - 0.1)
         now += wait
         assert breaker.allows(now)
-        breaker.sent(now)
-        breaker.failed(now)
+        breaker.failed(now, trial=breaker.sent(now))
 
 
-@pytest.mark.parametrize("end", [Breaker.abandoned, Breaker.succeeded])
-def test_a_trial_without_a_verdict_may_be_made_again(end: object) -> None:
+def test_a_trial_without_a_verdict_may_be_made_again() -> None:
     breaker = opened()
-    breaker.sent(OPEN_SECONDS)
-    assert callable(end)
-    end(breaker)
+    breaker.abandoned(breaker.sent(OPEN_SECONDS))
     assert breaker.allows(OPEN_SECONDS)
+
+
+def test_only_who_is_the_trial_ends_it() -> None:
+    breaker = opened()
+    first = breaker.sent(OPEN_SECONDS)
+    breaker.abandoned(first)
+    second = breaker.sent(OPEN_SECONDS)
+    breaker.abandoned(None)
+    breaker.abandoned(first)
+    assert not breaker.allows(OPEN_SECONDS)
+    breaker.abandoned(second)
+    assert breaker.allows(OPEN_SECONDS)
+
+
+def test_what_is_sent_beside_a_trial_does_not_become_it() -> None:
+    breaker = opened()
+    trial = breaker.sent(OPEN_SECONDS)
+    assert trial is not None
+    assert breaker.sent(OPEN_SECONDS) is None
+    assert breaker.trial is trial
 
 
 def test_a_trial_that_nobody_reports_on_does_not_close_the_engine_for_ever() -> None:

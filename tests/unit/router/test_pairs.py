@@ -36,9 +36,9 @@ def test_a_pair_that_fails_is_blocked_and_nothing_else_is() -> None:
 def test_one_real_turn_probes_it_when_the_time_is_over() -> None:
     pairs, now = broken(), QUARANTINE
     assert pairs.blocked(Direction.HANDOFF, now) == frozenset()
-    pairs.sent(HANDOFF, now)
+    probe = pairs.sent(HANDOFF, now)
     assert pairs.blocked(Direction.HANDOFF, now) == {("p1", "d1")}
-    pairs.abandoned(HANDOFF)
+    pairs.abandoned(HANDOFF, probe)
     assert allows(pairs, HANDOFF, now)
     pairs.sent(HANDOFF, now)
     pairs.succeeded(HANDOFF)
@@ -51,8 +51,7 @@ def test_bad_probes_make_it_longer_up_to_a_limit() -> None:
     for wait in (30.0, 60.0, 120.0, 240.0, 480.0, LONGEST * QUARANTINE, LONGEST * QUARANTINE):
         assert not allows(pairs, HANDOFF, now + wait - 0.1)
         now += wait
-        pairs.sent(HANDOFF, now)
-        pairs.failed(HANDOFF, now)
+        pairs.failed(HANDOFF, now, pairs.sent(HANDOFF, now))
 
 
 def test_a_success_in_between_begins_anew_and_leaves_nothing() -> None:
@@ -63,8 +62,7 @@ def test_a_success_in_between_begins_anew_and_leaves_nothing() -> None:
         pairs.succeeded(HANDOFF)
     assert allows(pairs, HANDOFF, 0.0)
     assert not pairs
-    pairs.abandoned(HANDOFF)
-    pairs.sent(HANDOFF, 0.0)
+    pairs.abandoned(HANDOFF, pairs.sent(HANDOFF, 0.0))
     assert not pairs
 
 

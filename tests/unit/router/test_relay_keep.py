@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from pd_router.core.dialect import OPENAI
+from pd_router.core.dialect import DIALECTS, OPENAI, Dialect
+from pd_router.core.fields import Api
 from pd_router.core.settings import Reuse, Timeouts
-from pd_router.shell.relay import StreamRelay
+from pd_router.shell.exchange import Failure, LegError
+from pd_router.shell.relay import MAX_BEHIND_END, MAX_HELD, StreamRelay
 
 FIRST = b'data: {"id":"a","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}\n\n'
 LAST = b'data: {"id":"a","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
@@ -24,8 +27,9 @@ class Engine:
     def __init__(self) -> None:
         self.parts: list[bytes] = []
         self.complete = False
-        self.failure = None
-        self.idle = 0.0
+        self.failure: Any = None
+        self.idle = self.deadline = math.inf
+        self.framed = True
         self.headers: list[tuple[bytes, bytes]] = []
         self.on_data: Callable[[bytes], None] = lambda data: None
         self.on_end: Callable[[], None] = lambda: None
@@ -37,8 +41,16 @@ class Engine:
     def pause(self) -> None:
         raise AssertionError("nobody is slow here")
 
+    def take_no_framed(self) -> None:
+        self.framed = False
+
+    def abort(self, reason: Failure, detail: str) -> None:
+        self.failure = LegError(reason, detail)
+        self.on_end()
+        self.over.set()
+
     async def ended(self) -> None:
-        if not self.complete:
+        if not self.complete and self.failure is None:
             await self.over.wait()
 
     def finish(self, data: bytes = b"") -> None:
@@ -77,7 +89,7 @@ class Client:
 class Scene:
     """A relay that runs, and a store that answers when it is told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, dialect: Dialect = OPENAI) -> None:
         self.engine, self.client = Engine(), Client()
         self.kept = 0
         self.keeping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -91,7 +103,7 @@ class Scene:
             cast(Any, self.engine),
             [],
             0.0,
-            OPENAI,
+            dialect,
             None,
         )
         self.task = asyncio.create_task(self._run(relay))
@@ -157,3 +169,92 @@ async def test_a_client_that_leaves_meanwhile_gets_nothing_more() -> None:
     scene.keeping.set_result(None)
     assert await scene.task == 499
     assert scene.client.got == FIRST
+
+
+# -- an end that is none -----------------------------------------------------------------------------
+ERROR_FINISH = LAST.replace(b'"stop"', b'"error"')
+
+
+@pytest.mark.parametrize("behind", [b"", b": ping\n\n"])
+@pytest.mark.parametrize("pieces", [[FIRST, DONE], [FIRST, FIRST + DONE], [FIRST, ERROR_FINISH, DONE]])
+async def test_an_error_comes_before_the_end_that_clients_stop_at(pieces: list[bytes], behind: bytes) -> None:
+    scene = Scene()
+    await asyncio.sleep(0)
+    for piece in [*pieces, *([behind] if behind else [])]:
+        scene.engine.on_data(piece)
+    assert DONE not in scene.client.got
+    assert not scene.engine.framed
+    scene.engine.finish()
+    assert await scene.task == 502
+    shown = b"".join(pieces).removesuffix(DONE)
+    assert scene.client.got.startswith(shown + behind)
+    [error] = [event for event in scene.client.got[len(shown + behind) :].split(b"\n\n") if event]
+    assert b"upstream_failed" in error
+    assert (scene.kept, len(scene.endings)) == (0, 1)
+
+
+async def test_a_message_that_ends_without_a_reason() -> None:
+    scene = Scene(DIALECTS[Api.MESSAGES])
+    await asyncio.sleep(0)
+    stop = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+    start = b'data: {"type":"message_start","message":{"id":"m"}}\n\n'
+    delta = b'data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"x"}}\n\n'
+    block = b'data: {"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}\n\n'
+    error = b'data: {"type":"message_delta","delta":{"stop_reason":null}}\n\n'
+    for piece in (start + block, delta, error + stop):
+        scene.engine.on_data(piece)
+    scene.engine.finish()
+    assert await scene.task == 502
+    assert scene.client.got.startswith(start + block + delta + error)
+    assert b"event: error" in scene.client.got
+    assert stop not in scene.client.got
+
+
+async def test_what_only_looks_like_the_end_is_passed_on() -> None:
+    scene = Scene()
+    await asyncio.sleep(0)
+    word = FIRST.replace(b'"x"', b'"[DONE]"')
+    scene.engine.on_data(FIRST)
+    scene.engine.on_data(word)
+    assert scene.client.got == FIRST + word
+    assert scene.engine.framed
+    scene.keeping.set_result(None)
+    scene.engine.finish(LAST + DONE)
+    assert await scene.task == 200
+    assert scene.client.got == FIRST + word + LAST + DONE
+
+
+async def test_a_reason_that_comes_behind_the_end_is_in_time() -> None:
+    scene = Scene()
+    await asyncio.sleep(0)
+    scene.keeping.set_result(None)
+    for piece in (FIRST, DONE, LAST):
+        scene.engine.on_data(piece)
+    scene.engine.finish()
+    assert await scene.task == 200
+    assert scene.client.got == FIRST + DONE + LAST
+
+
+async def test_what_comes_behind_the_end_has_a_limit() -> None:
+    scene = Scene()
+    await asyncio.sleep(0)
+    scene.engine.on_data(FIRST)
+    scene.engine.on_data(DONE)
+    while scene.engine.failure is None:
+        scene.engine.on_data(FIRST + DONE)
+        assert len(scene.client.got) < 2 * MAX_BEHIND_END
+    assert await scene.task == 502
+    assert DONE not in scene.client.got
+
+
+async def test_what_is_held_before_content_has_a_limit() -> None:
+    scene = Scene()
+    await asyncio.sleep(0)
+    comment = b": " + b"p" * (1 << 20) + b"\n\n"
+    for _ in range(MAX_HELD >> 20):
+        assert scene.engine.failure is None
+        scene.engine.on_data(comment)
+    assert scene.engine.failure.reason is Failure.MALFORMED
+    with pytest.raises(LegError):
+        await scene.task
+    assert scene.client.got == b""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,11 +22,15 @@ class Engine:
         self.parts: list[bytes] = []
         self.complete = False
         self.failure = None
-        self.idle = 0.0
+        self.idle, self.deadline = math.inf, 40.0
         self.pauses = 0
 
     def pause(self) -> None:
         self.pauses += 1
+        self.deadline = math.inf
+
+    def resume(self, deadline: float) -> None:
+        self.deadline = deadline
 
     async def ended(self) -> None:
         return
@@ -32,11 +38,33 @@ class Engine:
 
 @pytest.mark.parametrize("paused", [False, True])
 def test_a_stream_that_begins(paused: bool) -> None:
+    engine, responder = Engine(), client(paused)
+    asyncio.run(relay(engine, responder, lambda: 0.0).run(lambda *_: None))
+    assert engine.pauses == int(paused)
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_what_a_pause_leaves_of_the_time(started: bool) -> None:
+    """Before its content a stream has what was left of the time for it, afterwards that of silence anew."""
+    engine, responder, now = Engine(), client(False), [0.0]
+    asyncio.run(relay(engine, responder, lambda: now[0]).run(lambda *_: None))
+    responder.started = started
+    now[0] = 30.0
+    responder.on_pause()
+    responder.on_pause()
+    now[0] = 500.0
+    responder.on_resume()
+    assert engine.deadline == 500.0 + (Timeouts().idle if started else 10.0)
+
+
+def client(paused: bool) -> Any:
+    return SimpleNamespace(paused=paused, on_pause=None, on_resume=None, started=False)
+
+
+def relay(engine: Engine, responder: Any, now: Callable[[], float]) -> StreamRelay:
     settings = SimpleNamespace(timeouts=Timeouts(), reuse=Reuse())
-    engine = Engine()
-    responder = SimpleNamespace(paused=paused, on_pause=None, on_resume=None)
-    relay = StreamRelay(
-        cast(Any, SimpleNamespace(now=lambda: 0.0, settings=settings)),
+    return StreamRelay(
+        cast(Any, SimpleNamespace(now=now, settings=settings)),
         cast(Any, None),
         cast(Any, responder),
         cast(Any, engine),
@@ -45,6 +73,3 @@ def test_a_stream_that_begins(paused: bool) -> None:
         OPENAI,
         None,
     )
-    asyncio.run(relay.run(lambda *_: None))
-    assert engine.pauses == int(paused)
-    assert responder.on_pause == engine.pause

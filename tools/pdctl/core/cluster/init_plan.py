@@ -50,16 +50,19 @@ def render_plan(layout: Layout, node: int, steps: Iterable[Step], daemons: Itera
     }
 
 
-def private_mounts(layout: Layout, node: int, resolv_conf: str) -> list[Step]:
+def private_mounts(layout: Layout, node: int, resolv_conf: str, disk: int | None = None) -> list[Step]:
     """/run and /var/lib in memory and own logs, so that nothing of a cluster is left on the machine's disk.
 
+    ``disk`` is how large /var/lib claims to be, in bytes: the kubelet takes it for its disk. What is written there is
+    memory all the same. None: half of the machine's memory.
     ``resolv_conf`` is the path behind /etc/resolv.conf: the node's own programs shall not ask the machine's resolver.
     """
     pod_logs = layout.node_folder(node) / "pod-logs"
+    options = "mode=755" if disk is None else f"mode=755,size={disk}"
     return [
         run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"),
         make_folders("/run/lock", "/run/netns"),
-        run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/var/lib"),
+        run("mount", "-t", "tmpfs", "-o", options, "tmpfs", "/var/lib"),
         make_folders("/var/lib/kubelet", "/var/lib/containerd", "/var/lib/cni", "/var/lib/etcd"),
         run("chmod", "700", "/var/lib/etcd"),
         run("mount", "--bind", str(pod_logs), "/var/log"),

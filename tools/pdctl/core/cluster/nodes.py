@@ -25,11 +25,12 @@ class NodeError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a node claims to have; None is what the machine has. Memory and huge pages in bytes."""
+    """What a node claims to have; None is what the machine has. Memory, huge pages and disk in bytes."""
 
     cpus: int | None = None
     memory: int | None = None
     huge_pages: int | None = None
+    disk: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ NODE_TYPES: Final = {
             "topology.k8s.aws/network-node-layer-3": "nn-0",
         },
         devices=DEFAULT_DEVICES,
-        size=Size(cpus=192, memory=2 * 2**40, huge_pages=10 * 2**30),
+        size=Size(cpus=192, memory=2 * 2**40, huge_pages=10 * 2**30, disk=8 * 3_840 * 10**9),
     )
 }
 """Nodes that look like an instance type. Two, because P and D of one pair never share a host."""
@@ -72,7 +73,8 @@ def plan_nodes(
 ) -> Nodes:
     """The nodes for the wishes of a command line: a type, then what is said beside it.
 
-    ``capacity`` holds `cpu`, `memory`, `hugepages-2Mi` (quantities) and any device resource (counts).
+    ``capacity`` holds `cpu`, `memory`, `hugepages-2Mi`, `ephemeral-storage` (quantities) and any device resource
+    (counts).
 
     Raises:
         NodeError: unknown type, bad quantity, too many nodes.
@@ -89,10 +91,13 @@ def plan_nodes(
             size = replace(size, memory=amount)
         elif resource == "hugepages-2Mi":
             size = replace(size, huge_pages=amount)
+        elif resource == "ephemeral-storage":
+            size = replace(size, disk=amount)
         elif "/" in resource:
             devices[resource] = amount
         else:
-            raise NodeError(f"capacity {resource!r}: cpu, memory, hugepages-2Mi or a device such as nvidia.com/gpu")
+            known = "cpu, memory, hugepages-2Mi, ephemeral-storage or a device such as nvidia.com/gpu"
+            raise NodeError(f"capacity {resource!r}: {known}")
     return replace(
         nodes,
         count=nodes.count if count is None else count,

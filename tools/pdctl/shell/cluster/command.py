@@ -54,7 +54,10 @@ def up(
     node_label: Annotated[list[str] | None, typer.Option(help="KEY=VALUE on every node; repeatable.")] = None,
     capacity: Annotated[
         list[str] | None,
-        typer.Option(help="What a node claims: cpu=192, memory=2Ti, hugepages-2Mi=10Gi, nvidia.com/gpu=8; repeatable."),
+        typer.Option(
+            help="What a node claims: cpu=192, memory=2Ti, hugepages-2Mi=10Gi, ephemeral-storage=30Ti, "
+            "nvidia.com/gpu=8; repeatable."
+        ),
     ] = None,
     watch_seconds: Annotated[
         int | None, typer.Option(help="The API server ends watches after 1 to 2 times as many seconds.", min=1)

@@ -93,7 +93,7 @@ def _write_node_files(layout: Layout, programs: daemons.Programs, size: nodes.Si
 def _start_node(layout: Layout, wishes: Wishes, node: int, parts: tuple[daemons.Daemon, ...], listener: int) -> None:
     folder = layout.node_folder(node)
     (folder / "pod-logs").mkdir(parents=True, exist_ok=True)
-    steps = init_plan.private_mounts(layout, node, os.path.realpath("/etc/resolv.conf"))
+    steps = init_plan.private_mounts(layout, node, os.path.realpath("/etc/resolv.conf"), wishes.nodes.size.disk)
     if not wishes.light:
         steps += init_plan.kubelet_mounts(layout, node, wishes.nodes.size)
     plan = folder / "plan.json"
