@@ -115,7 +115,8 @@ def test_top_shows_the_routers_figures_through_forwarded_ports(
     code, out, error = asyncio.run(top_process.run("--json", *where))
     assert (code, error) == (0, "")
     found = json.loads(out)
-    assert (found["routers"], found["turns"]) == (1, len(talk))
+    assert found["routers"] == 1
+    assert found["answers"] >= len(talk)
     assert (found["funnel"]["attached"], found["funnel"]["pulled"]) == (TURNS - 1, TURNS - 1)
     assert found["pulled_tokens"] == serving.funnel("pulled_tokens")
     engines = {one["engine"]: one for one in found["engines"]}

@@ -91,7 +91,7 @@ class EngineVersions:
             f"GET /version HTTP/1.1\r\nhost: {member.address.authority}\r\naccept-encoding: identity\r\n\r\n".encode()
         )
         try:
-            exchange = await self.pool.request(member.address, head, b"", ANSWER_SECONDS)
+            exchange = await self.pool.request(member.address, head, b"", ANSWER_SECONDS, anew=True)
             status = await exchange.head()
             raw = await exchange.body()
             text = orjson.loads(raw).get("version") if status == 200 else None

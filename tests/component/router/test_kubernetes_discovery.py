@@ -32,14 +32,18 @@ async def test_status(pods: PodDeployment) -> None:
     status = await pods.status()
     gained = {stage: count - before[stage] for stage, count in status["funnel"].items()}
     assert gained == {
-        "eligible": 2, "found": 1, "live": 1, "attached": 1, "proven": 1, "pulled": 1, "pulled_tokens": turn.pulled
+        "eligible": 2, "found": 1, "live": 1, "attached": 1, "proven": 1, "pulled": 1, "pulled_tokens": turn.pulled,
+        "gone_tokens": 0,
     }  # fmt: skip
     assert status["reuse"] == "on"
     assert status["started"] == (await pods.status())["started"] > 1e9
     assert status["engines"] == [
-        {"engine": name, "role": role, "generation": "g1", "ready": True, "draining": False}
-        for name, role in (("tiny-prefill-0", "prefill"), ("tiny-decode-0", "decode"))
-    ]
+        {
+            "engine": name, "role": role, "generation": "g1", "ready": True, "draining": False,
+            "retention": retention, "fallback": "",
+        }
+        for name, role, retention in (("tiny-prefill-0", "prefill", ""), ("tiny-decode-0", "decode", "Pinned"))
+    ]  # fmt: skip
     assert status["discovery"]["deployment"] == "default/tiny"
     assert status["discovery"]["trouble"] is None
 

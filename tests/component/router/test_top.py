@@ -74,7 +74,7 @@ async def test_over_a_window_only_what_happens_in_it_counts(talked: Deployment) 
     await talking
     assert error == b""
     found = json.loads(out)
-    assert 0 < found["turns"] < before + await talking
+    assert 0 < found["answers"] < before + await talking
     assert found["window_seconds"] == pytest.approx(1, abs=2)
 
 
@@ -89,7 +89,7 @@ async def test_two_routers_add_up(deploy: Any, talked: Deployment) -> None:
     urls = ("--admin", talked.router.admin_url, "--admin", other.router.admin_url)
     alone = json.loads((await run("--json", *urls[:2]))[1])
     both = json.loads((await run("--json", *urls))[1])
-    assert (both["routers"], both["turns"], len(both["engines"])) == (2, alone["turns"] + 1, 4)
+    assert (both["routers"], both["answers"], len(both["engines"])) == (2, alone["answers"] + 1, 4)
 
 
 async def test_live_until_it_is_interrupted(talked: Deployment) -> None:

@@ -99,7 +99,7 @@ pd_router_engine_legs_total{engine="d0",role="prefill",result="ok"} 1
 def test_one_screen() -> None:
     fleet = [member(), member(engine="p0", role="prefill")]
     found = figures(Window(None, look(PAGE)), [fleet], {"d0": 0.25})
-    assert (found.turns, found.turns_by_status, found.inflight) == (10, {"200": 8, "429": 2}, 3)
+    assert (found.answers, found.answers_by_status, found.inflight) == (10, {"200": 8, "429": 2}, 3)
     assert (found.funnel["eligible"], found.funnel["found"], found.funnel["pulled"]) == (8, 0, 4)
     assert list(found.drops.items()) == [("expired", 3), ("not_found", 1)]
     assert found.pulled_share == 0.4
@@ -115,7 +115,7 @@ def test_of_several_routers_the_worst_view_of_an_engine_counts() -> None:
     found = figures(window, [[member()], [member(ready=False, breaker="open", turns=1)]], {})
     [engine] = found.engines
     assert (engine.ready, engine.breaker, engine.turns, engine.pinned_tokens) == (False, "open", 3, 1280)
-    assert (found.turns, found.routers) == (20, 2)
+    assert (found.answers, found.routers) == (20, 2)
 
 
 def text_of(found: Figures, trouble: str = "", width: int = 160) -> str:
@@ -127,7 +127,7 @@ def text_of(found: Figures, trouble: str = "", width: int = 160) -> str:
 def test_the_table_says_it() -> None:
     text = text_of(figures(Window(None, look(PAGE)), [[member(breaker="half_open")]], {"d0": 0.25}), "away")
     for words in (
-        "1 router (1.2), since the start: 10 turns (8 with 200, 2 with 429)",
+        "1 router (1.2), since the start: 10 answers (8 with 200, 2 with 429)",
         "no new figures: away",
         "400 of 1,000 prompt tokens read back (40%)",
         "ready, breaker half-open",
@@ -154,11 +154,11 @@ def test_a_window_slides() -> None:
         page = look(f'pd_router_requests_total{{status="200"}} {count}', time)
         return history.add(Reading({"r": page}, [[]], {}))
 
-    assert (at(0, 100).turns, at(5, 107).turns) == (100, 7)
+    assert (at(0, 100).answers, at(5, 107).answers) == (100, 7)
     assert at(9, 109).window_seconds == 9
     found = at(16, 120)
-    assert (found.turns, found.window_seconds) == (13, 11), "since the last look that is at least ten seconds old"
-    assert as_object(found)["turns"] == 13
+    assert (found.answers, found.window_seconds) == (13, 11), "since the last look that is at least ten seconds old"
+    assert as_object(found)["answers"] == 13
 
 
 @pytest.mark.parametrize("page", ["", "<html>", "vllm:x 1\n", 'pd_router_build_info{version="1', "\x00"])

@@ -55,8 +55,9 @@ class Figures:
     window_seconds: float | None
     routers: int
     version: str
-    turns: int
-    turns_by_status: Mapping[str, int]
+    answers: int
+    """Of any kind, refusals and requests that pass to one engine included."""
+    answers_by_status: Mapping[str, int]
     inflight: int
     queued: int
     retries: int
@@ -93,8 +94,8 @@ def figures(
         window_seconds=window.seconds,
         routers=len(fleets),
         version=", ".join(sorted(versions)),
-        turns=sum(statuses.values()),
-        turns_by_status={status: count for status, count in sorted(statuses.items()) if count},
+        answers=sum(statuses.values()),
+        answers_by_status={status: count for status, count in sorted(statuses.items()) if count},
         inflight=_sum(window.now("pd_router_inflight")),
         queued=_sum(window.now("pd_router_queued")),
         retries=round(window.gain("pd_router_retries_total")),

@@ -35,10 +35,10 @@ def screen(figures: Figures, trouble: str = "") -> RenderableType:
 
 def _head(figures: Figures) -> Text:
     over = "since the start" if figures.window_seconds is None else f"last {figures.window_seconds:.0f} s"
-    statuses = ", ".join(f"{count} with {status}" for status, count in figures.turns_by_status.items())
+    statuses = ", ".join(f"{count} with {status}" for status, count in figures.answers_by_status.items())
     routers = "1 router" if figures.routers == 1 else f"{figures.routers} routers"
     words = [
-        f"{routers} ({figures.version}), {over}: {figures.turns} turns" + (f" ({statuses})" if statuses else ""),
+        f"{routers} ({figures.version}), {over}: {figures.answers} answers" + (f" ({statuses})" if statuses else ""),
         f"{figures.retries} tried again, {figures.inflight} in flight, {figures.queued} queued",
     ]
     if figures.store_up is False:
