@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import aiohttp
 
+from pd_router.core.capabilities import parse_version
 from pd_wire import names
 from support.fake_engine import (
     SECRET,
@@ -163,6 +164,15 @@ class Deployment:
             return sum(map(all if count else any, views.values())) == count
 
         await until(seen)
+
+    async def wait_versions(self) -> None:
+        """Wait until the router knows the release of every engine that tells one. Raises TimeoutError."""
+        telling = {engine.url for engine in self.engines if parse_version(engine.config.version) is not None}
+
+        async def known() -> bool:
+            return all(one["version"] is not None for one in await self._fleet() if one["engine"] in telling)
+
+        await until(known)
 
     def reset(self) -> None:
         """Forget what earlier tests did; engines keep their memory and the router its store."""

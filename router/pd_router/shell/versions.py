@@ -21,8 +21,8 @@ from pd_router.shell.fleet import Member
 from pd_router.shell.upstream import EnginePool
 
 ANSWER_SECONDS: Final = 2.0
-AGAIN_SECONDS: Final = 10.0
-"""After an engine gave no version. Till then it counts as unknown."""
+AGAIN_SECONDS: Final = 1.0
+"""After an engine gave no version. Till then it counts as unknown, and turns of some APIs go without reuse."""
 
 Process = tuple[str, int]
 

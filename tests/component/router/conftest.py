@@ -62,6 +62,7 @@ async def deploy(shared_deployments: dict[Spec, Deployment]) -> AsyncIterator[De
             deployment = shared_deployments[spec]
             deployment.reset()
             await deployment.wait_ready(len(deployment.engines))
+            await deployment.wait_versions()
             if breaks:
                 broken.append(deployment)
         used.append(deployment)
