@@ -21,10 +21,13 @@ from pd_router.shell.fleet import Member
 from pd_router.shell.upstream import EnginePool
 
 ANSWER_SECONDS: Final = 2.0
-AGAIN_SECONDS: Final = 1.0
-"""After an engine gave no version. Till then it counts as unknown, and turns of some APIs go without reuse."""
+FIRST_PAUSE: Final = 1.0
+"""Seconds after an engine gave no version, doubled each time. Till then it counts as unknown, and turns of some APIs go
+without reuse."""
+LONGEST_PAUSE: Final = 16.0
 
 Process = tuple[str, int]
+_NEVER: Final = (-math.inf, 0.0)
 
 
 @dataclass(slots=True)
@@ -34,7 +37,8 @@ class EngineVersions:
     pool: EnginePool
     now: Callable[[], float]
     _known: dict[Process, str] = field(default_factory=dict)
-    _asked: dict[Process, float] = field(default_factory=dict)
+    _asked: dict[Process, tuple[float, float]] = field(default_factory=dict)
+    """Of those that gave none: when to ask again, and the pause before that."""
     _learning: asyncio.Task[None] | None = None
 
     def of(self, member: Member) -> Version | None:
@@ -59,7 +63,7 @@ class EngineVersions:
             member
             for member in members
             if (process := (member.key, member.incarnation)) not in self._known
-            and now - self._asked.get(process, -math.inf) >= AGAIN_SECONDS
+            and now >= self._asked.get(process, _NEVER)[0]
         ]
         if asked:
             await asyncio.gather(*map(self._ask, asked))
@@ -100,4 +104,5 @@ class EngineVersions:
         if isinstance(text, str) and parse_version(text) is not None:
             self._known[process] = text[:64]
         else:
-            self._asked[process] = self.now()
+            pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, 2 * self._asked.get(process, _NEVER)[1]))
+            self._asked[process] = (self.now() + pause, pause)

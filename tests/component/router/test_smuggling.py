@@ -140,7 +140,8 @@ async def test_a_request_in_a_body_stays_in_it(bench: Bench) -> None:
     found, _ = await answers(bench, request(b"Content-Length: %d" % len(body), b"Connection: close", body=body))
     assert [answer.status for answer in found] == [200]
     for engine in bench.engines:
-        [sent] = [bytes(data) for data in engine.sent.values() if data]
+        # The router asks each engine for its release, too.
+        [sent] = [bytes(data) for data in engine.sent.values() if data.startswith(b"POST ")]
         head, _, rest = sent.partition(b"\r\n\r\n")
         assert int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]) == len(rest)
         assert b"\r" not in rest
