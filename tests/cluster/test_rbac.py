@@ -179,7 +179,7 @@ def test_a_router_can_only_be_given_what_the_operator_has(lab: Lab, tmp_path: Pa
         lab.api.request("PATCH", path, {"rules": rules}, MERGE)
         with OperatorProcess(release.token_kubeconfig(tmp_path), tmp_path / "operator.log", *arguments):
             lab.create()
-            condition = lab.until_condition("Ready", "False", "ApplyRefused")
+            condition = lab.until_condition("Progressing", "False", "ApplyRefused")
             assert "Role qwen-router" in condition["message"]
             assert "attempting to grant RBAC permissions not currently held" in condition["message"]
             assert not lab.exists(lab.ref("Role", "qwen-router"))
