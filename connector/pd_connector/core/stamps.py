@@ -12,7 +12,7 @@ before the read saves useless reads and proves nothing.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from pd_wire.moment import Moment
 
@@ -24,11 +24,6 @@ class Stamps:
         self._stamps = array("Q", bytes(8 * blocks))
         self._epoch = epoch
         self._count = 0
-
-    @property
-    def blocks(self) -> int:
-        """How many blocks the pool has."""
-        return len(self._stamps)
 
     @property
     def now(self) -> Moment:
@@ -58,8 +53,3 @@ class Stamps:
             good += 1
         # Last, so that an answer is never a mixture of two epochs.
         return good if moment.epoch == self._epoch else 0
-
-    def intact_among(self, blocks: Iterable[tuple[int, int]]) -> int:
-        """How many of ``(block, count)`` are intact; for gauges."""
-        stamps = self._stamps
-        return sum(stamps[block] <= count for block, count in blocks)

@@ -78,11 +78,6 @@ class Asker:
             return Asked(_nothing_intact())
         return Asked(self._threads.submit(self._answer, address, question))
 
-    def close(self) -> None:
-        """Let go of threads and sockets."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._context.destroy(linger=0)
-
     def _answer(self, address: str, question: Question) -> int:
         sockets: dict[str, Any] = self._own.__dict__
         try:
