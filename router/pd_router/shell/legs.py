@@ -39,6 +39,11 @@ from pd_wire.report import parse as parse_report
 log = logging.getLogger("pd_router.legs")
 
 RETRY_AFTER_SECONDS = 5
+CLIENT_LEFT = 499
+"""What is counted for a client that did not wait; nobody sees it."""
+GONE = frozenset({Failure.CONNECT.value, Failure.CONNECT_TIMEOUT.value, Failure.CLOSED.value, Failure.LOST.value})
+"""The engine is away, or closed a kept connection as the request came, so trying elsewhere loads nothing that is in
+trouble."""
 FORWARDED = ("authorization", "x-request-id", "traceparent", "tracestate")
 """Request headers that engines may see. Everything else is the router's or the client's own business; above all no
 header that steers an engine, and no `baggage`, which says whatever its sender likes and is written on by engines that

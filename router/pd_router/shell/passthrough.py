@@ -18,21 +18,26 @@ from pd_router.shell.admission import Withdrawn
 from pd_router.shell.context import Context
 from pd_router.shell.exchange import Exchange, Failure, LegError
 from pd_router.shell.fleet import Member
-from pd_router.shell.legs import LegFailed, network_failure, refused, relayed_headers, request_head
+from pd_router.shell.legs import (
+    CLIENT_LEFT,
+    GONE,
+    RETRY_AFTER_SECONDS,
+    LegFailed,
+    network_failure,
+    refused,
+    relayed_headers,
+    request_head,
+)
 from pd_router.shell.passed_record import PassedRecord
 from pd_router.shell.request_reader import Request
 from pd_router.shell.responder import Responder
 from pd_wire.names import ROLE_DECODE, ROLE_PREFILL
 
-RETRY_AFTER_SECONDS: Final = 5
 QUICK_SECONDS: Final = 30.0
-CLIENT_LEFT: Final = 499
 ATTEMPTS: Final = 2
 _KEPT: Final = 64 * 1024
 """Bytes of a stream that are remembered; nothing is read from them."""
 _UNREACHED: Final = frozenset({Failure.CONNECT.value, Failure.CONNECT_TIMEOUT.value})
-_GONE: Final = _UNREACHED | {Failure.CLOSED.value, Failure.LOST.value}
-"""Nothing came back: the engine is away, or closed a kept connection as the request came."""
 _BUSY: Final = frozenset({"status_429", "status_503", "status_5xx"})
 """Another engine may do better, at the cost of its time: asked within the budget of retries."""
 
@@ -136,7 +141,7 @@ class _Passage:
     def _may_try_again(self, failure: LegFailed) -> bool:
         if self._responder.started or self._responder.gone:
             return False
-        return failure.reason in _GONE or (failure.reason in _BUSY and self._context.retries.take())
+        return failure.reason in GONE or (failure.reason in _BUSY and self._context.retries.take())
 
     def _choose(self, tried: frozenset[str]) -> Engine | None:
         """An engine for decode; one for prefill only where no other takes work."""

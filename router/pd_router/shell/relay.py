@@ -20,7 +20,7 @@ from pd_router.core.transcript import Transcript
 from pd_router.core.usage import Correct
 from pd_router.shell.context import Context
 from pd_router.shell.exchange import Exchange, Failure, LegError
-from pd_router.shell.legs import LegFailed, relayed_headers
+from pd_router.shell.legs import CLIENT_LEFT, LegFailed, relayed_headers
 from pd_router.shell.record import TurnRecord
 from pd_router.shell.responder import Responder
 
@@ -181,7 +181,7 @@ class StreamRelay:
         ending = stream.ending(complete=exchange.complete, aborted=responder.gone)
         self._record.ended(ending)
         if responder.gone:
-            self._status = 499
+            self._status = CLIENT_LEFT
             return
         if not responder.started:
             if ending is not Ending.CLEAN:

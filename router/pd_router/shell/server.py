@@ -28,6 +28,7 @@ from pd_router.shell.discovery_metrics import DiscoveryMetrics, FleetCollector
 from pd_router.shell.exchange import Failure
 from pd_router.shell.fleet import Fleet, Member
 from pd_router.shell.guard import Guard
+from pd_router.shell.legs import CLIENT_LEFT
 from pd_router.shell.metrics import OTHER, Metrics
 from pd_router.shell.passthrough import pass_through
 from pd_router.shell.request_reader import Request
@@ -36,7 +37,7 @@ from pd_router.shell.store_metrics import SharedStoreMetrics, StoreCollector
 from pd_router.shell.stores import make_keyring, make_store
 from pd_router.shell.tls_listener import TlsListener
 from pd_router.shell.transfer_metrics import TransferCollector
-from pd_router.shell.turn import CLIENT_LEFT, Turn
+from pd_router.shell.turn import Turn
 from pd_router.shell.upstream import EnginePool
 from pd_router.shell.versions import EngineVersions
 from pd_router.shell.worker_store import Shared

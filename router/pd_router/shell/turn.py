@@ -31,7 +31,17 @@ from pd_router.shell.exchange import Exchange, Failure, LegError
 from pd_router.shell.fleet import Member
 from pd_router.shell.health import LegWatch, watch
 from pd_router.shell.keeper import Dispatch, Keeper, Recalling
-from pd_router.shell.legs import LegFailed, Prefilled, network_failure, prefill, refused, request_head
+from pd_router.shell.legs import (
+    CLIENT_LEFT,
+    GONE,
+    RETRY_AFTER_SECONDS,
+    LegFailed,
+    Prefilled,
+    network_failure,
+    prefill,
+    refused,
+    request_head,
+)
 from pd_router.shell.record import TurnRecord
 from pd_router.shell.relay import StreamRelay, send_whole
 from pd_router.shell.request_reader import Request
@@ -43,13 +53,8 @@ log = logging.getLogger("pd_router.turn")
 FAILURES_PER_ROLE = 2
 """The second failure of a role ends a turn. One that happened with a handle attached is for free, and a prefill engine
 and a decode engine may be in trouble at one time."""
-RETRY_AFTER_SECONDS = 5
-CLIENT_LEFT = 499
-"""What is counted for a client that did not wait; nobody sees it."""
 RETRY_PAUSE_SECONDS = 0.1
 """Before a retry that can only go where it just failed."""
-_GONE = frozenset({Failure.CONNECT.value, Failure.CONNECT_TIMEOUT.value, Failure.CLOSED.value, Failure.LOST.value})
-"""The engine is away, so trying elsewhere loads nothing that is in trouble."""
 _UNREACHED = frozenset(
     {Failure.CONNECT.value, Failure.CONNECT_TIMEOUT.value, Failure.CLOSED.value, Failure.TIMEOUT.value}
 )
@@ -163,14 +168,14 @@ class Turn:
                 self._record.retried(failure)
                 how = " without its handle" if attached else ""
                 log.warning("turn %s: %s, trying again%s", self._request_id, failure, how)
-                if failure.reason not in _GONE and not self._has_untried(failure.leg):
+                if failure.reason not in GONE and not self._has_untried(failure.leg):
                     await asyncio.sleep(RETRY_PAUSE_SECONDS)
 
     def _may_try_again(self, failure: LegFailed, attached: bool) -> bool:
         """Never after the first byte, never what would fail again, and within the budget where engines are at work."""
         if not failure.retryable or self._responder.gone or self._responder.started:
             return False
-        if attached or failure.reason in _GONE or self._context.retries.take():
+        if attached or failure.reason in GONE or self._context.retries.take():
             return True
         self._record.not_retried()
         return False
