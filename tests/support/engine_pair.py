@@ -96,12 +96,16 @@ class Pair:
 
     @classmethod
     async def start(cls, deployment: PDDeployment, log_dir: Path, racing: Path | None = None) -> Pair:
-        """Start engines and router; about a minute. `racing`: the folder of `tests/support/racing`."""
+        """Start engines and router; about a minute. `racing`: the folder by which the test leads
+        races, see `tests/support/at_start`."""
         env = {}
         if deployment.spec.kv_transfer.connector is Connector.STOCK:
-            env["PYTHONPATH"] = _with_customisation("rested")
+            env["PD_TEST_REST"] = "1"
         if racing is not None:
-            env = {"PYTHONPATH": _with_customisation("racing"), "PD_TEST_RACE": str(racing)}
+            env["PD_TEST_RACE"] = str(racing)
+        if env:
+            at_start = str(Path(__file__).parent / "at_start")
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, (at_start, os.environ.get("PYTHONPATH"))))
         local = LocalDeployment(deployment, LocalOptions(log_dir=log_dir, stop_grace=15, env=env))
         await local.start()
         session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=240))
@@ -203,11 +207,6 @@ def distance(one: Answer, other: Answer) -> float:
             break
         worst = max(worst, abs(one.logprobs[place] - other.logprobs[place]))
     return worst
-
-
-def _with_customisation(name: str) -> str:
-    """PYTHONPATH with a folder whose `sitecustomize` every engine process loads."""
-    return os.pathsep.join(filter(None, (str(Path(__file__).parent / name), os.environ.get("PYTHONPATH"))))
 
 
 def user(text: str) -> Message:

@@ -45,6 +45,13 @@ class Bench:
                 await operator.work_once()
         raise AssertionError("the operators never come to rest")
 
+    async def assert_another_look_writes_nothing(self, operator: Operator) -> None:
+        """What stands is what is wanted."""
+        writes = len(self.cluster.writes)
+        await operator.resync_once()
+        await self.settle(operator)
+        assert len(self.cluster.writes) == writes
+
     async def work(self, operator: Operator, times: int = 1) -> None:
         """A number of reconciles, with time in between for every delay."""
         for _ in range(times):

@@ -7,21 +7,9 @@ a client can become two at an engine.
 from __future__ import annotations
 
 import asyncio
-import json
-from typing import Any
 
-from pd_wire.names import KV_PARAMS
+from support.scripted_engine import PREFILLED, answer, body_length, whole
 
-_PREFILLED: dict[str, Any] = {
-    "do_remote_decode": False,
-    "do_remote_prefill": True,
-    "remote_engine_id": "raw-prefill",
-    "remote_block_ids": [[1, 2]],
-    "remote_host": "127.0.0.1",
-    "remote_port": 5600,
-    "remote_request_id": "raw-request",
-    "remote_num_tokens": 20,
-}
 _LINES = (b"post /", b"get /v1", b"put /", b"foo /")
 
 
@@ -29,16 +17,7 @@ class RawEngine:
     """One engine. ``sent`` holds the bytes of each connection, by number, without health checks."""
 
     def __init__(self, role: str) -> None:
-        answer: dict[str, Any] = {
-            "id": "raw",
-            "object": "chat.completion",
-            "model": "tiny",
-            "choices": [{"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": 4, "completion_tokens": 1, "total_tokens": 5},
-        }
-        if role == "prefill":
-            answer[KV_PARAMS] = _PREFILLED
-        self._answer = json.dumps(answer).encode()
+        self._answer = whole({**answer(params=PREFILLED if role == "prefill" else None), "id": "raw"})
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self.sent: dict[int, bytearray] = {}
@@ -76,22 +55,11 @@ class RawEngine:
                     continue
                 kept += data
                 head, end, body = bytes(unread).partition(b"\r\n\r\n")
-                if end and len(body) >= _length(head):
+                if end and len(body) >= body_length(head):
                     unread.clear()
-                    writer.write(
-                        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b%b"
-                        % (len(self._answer), self._answer, self.more)
-                    )
+                    writer.write(self._answer + self.more)
         except ConnectionError:
             pass
         finally:
             self._writers.discard(writer)
             writer.close()
-
-
-def _length(head: bytes) -> int:
-    for line in head.lower().split(b"\r\n"):
-        name, _, value = line.partition(b":")
-        if name == b"content-length":
-            return int(value)
-    return 0

@@ -66,7 +66,7 @@ class Asked:
 
     def __init__(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.line = head.split(b"\r\n", 1)[0].decode()
-        self.length = _length(head)
+        self.length = body_length(head)
         self.body = b""
         self.over = False
         """The connection is no longer read from."""
@@ -167,7 +167,8 @@ class ScriptedEngine:
             await asked.read()
 
 
-def _length(head: bytes) -> int:
+def body_length(head: bytes) -> int:
+    """What the head of a request says; 0 when it says nothing."""
     for line in head.lower().split(b"\r\n"):
         name, _, value = line.partition(b":")
         if name == b"content-length":

@@ -90,10 +90,7 @@ async def test_a_port_whose_number_was_edited_is_put_back(bench: Bench, added: l
     assert {key: healed[key] for key in port} == port
     assert added or healed["nodePort"] == 31000, "what the server gave it stays"
     assert [entry["manager"] for entry in raw["metadata"]["managedFields"]] == ["pd-operator"]
-    writes = len(bench.cluster.writes)
-    await operator.resync_once()
-    await bench.settle(operator)
-    assert len(bench.cluster.writes) == writes
+    await bench.assert_another_look_writes_nothing(operator)
 
 
 @pytest.mark.parametrize("lost", [1, 2], ids=["before the port", "before its ownership"])
@@ -158,10 +155,7 @@ async def test_nothing_stays_of_an_item_that_was_renamed_by_hand(bench: Bench, r
     raw = bench.cluster.objects[STATEFUL_SET]
     assert [entry["manager"] for entry in raw["metadata"]["managedFields"]] == ["pd-operator"]
     assert raw["spec"].keys() == before.keys()
-    writes = len(bench.cluster.writes)
-    await operator.resync_once()
-    await bench.settle(operator)
-    assert len(bench.cluster.writes) == writes
+    await bench.assert_another_look_writes_nothing(operator)
 
 
 async def test_what_was_added_stays_when_ours_was_taken_away(bench: Bench) -> None:
@@ -374,10 +368,7 @@ async def test_an_engine_that_does_not_end_is_looked_at_until_its_time_is_up_and
     bench.cluster.put({**pod, "metadata": {**metadata, "deletionTimestamp": past}})
     await bench.settle(operator)
     assert bench.condition("DecodeReady")["reason"] == "TerminationStuck"
-    writes = len(bench.cluster.writes)
-    await operator.resync_once()
-    await bench.settle(operator)
-    assert len(bench.cluster.writes) == writes
+    await bench.assert_another_look_writes_nothing(operator)
 
 
 async def test_events_that_may_not_be_read_keep_nothing_from_its_way(bench: Bench) -> None:

@@ -1,12 +1,14 @@
-"""Lets a test decide, while real engines run, how long a read waits and whether anybody checks it afterwards.
+"""Changes real engines for tests, in each of their processes: how they wait, and how a race between them goes.
 
-Python imports a module of this name at start when its folder is on PYTHONPATH. The connector is the product's; around
-three of its methods stands a look at a folder whose files the test writes (`PD_TEST_RACE`):
+Python imports a module of this name at start when its folder is on PYTHONPATH. Which connector runs and what it does is
+not touched but for what the environment asks for:
 
-* `delay`: seconds; a read of unpinned blocks begins after a random part of it, so that the holder can overwrite them
-  after the first check;
-* `unchecked`: no check after the read, the control without which a race test proves nothing;
-* `pinned`: a turn that ends is retained in vLLM's own way.
+* `PD_TEST_REST`: a stock CPU engine rests where ours does, by the same functions, so that tests of vLLM's own connector
+  end in minutes;
+* `PD_TEST_RACE`: a folder whose files a test writes while the engines run. `delay`: seconds; a read of unpinned blocks
+  begins after a random part of it, so that the holder can overwrite them after the first check. `unchecked`: no check
+  after the read, the control without which a race test proves nothing. `pinned`: a turn that ends is retained in vLLM's
+  own way.
 """
 
 from __future__ import annotations
@@ -22,11 +24,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-FOLDER = Path(os.environ.get("PD_TEST_RACE", "/nonexistent"))
+RACE = Path(os.environ.get("PD_TEST_RACE", ""))
 
 
 def _is_set(name: str) -> bool:
-    return (FOLDER / name).exists()
+    return (RACE / name).exists()
+
+
+def _rest(_: ModuleType) -> None:
+    from pd_connector.shell import cpu
+
+    cpu.rest_between_steps()
+    cpu.rest_between_polls()
 
 
 def _delay_reads(module: ModuleType) -> None:
@@ -34,14 +43,12 @@ def _delay_reads(module: ModuleType) -> None:
     read = worker._read_blocks_for_req
 
     def delayed(self: Any, req_id: str, meta: Any) -> None:
-        if getattr(meta, "pd_check", None) is None and not getattr(meta, "pd_race", False):
-            read(self, req_id, meta)
-            return
-        if getattr(meta, "pd_delayed", False) or not _is_set("delay"):
+        races = getattr(meta, "pd_check", None) is not None or getattr(meta, "pd_race", False)
+        if not races or getattr(meta, "pd_delayed", False) or not _is_set("delay"):
             read(self, req_id, meta)
             return
         meta.pd_delayed = True
-        wait = random.random() * float((FOLDER / "delay").read_text())
+        wait = random.random() * float((RACE / "delay").read_text())
         threading.Timer(wait, lambda: self._ready_requests.put((req_id, meta))).start()
 
     worker._read_blocks_for_req = delayed
@@ -78,11 +85,7 @@ def _retain_as_vllm_does(module: ModuleType) -> None:
 class _AfterImport:
     """Import hook: changes a module right after it was loaded."""
 
-    waiting: dict[str, Callable[[ModuleType], None]] = {
-        "pd_connector.shell.worker": _delay_reads,
-        "pd_connector.shell.reading": _leave_out_the_check,
-        "pd_connector.shell.scheduler": _retain_as_vllm_does,
-    }
+    waiting: dict[str, Callable[[ModuleType], None]] = {}
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         change = self.waiting.pop(name, None)
@@ -101,4 +104,12 @@ class _AfterImport:
         return spec
 
 
+if "PD_TEST_REST" in os.environ:
+    _AfterImport.waiting["vllm.distributed.device_communicators.shm_broadcast"] = _rest
+if "PD_TEST_RACE" in os.environ:
+    _AfterImport.waiting |= {
+        "pd_connector.shell.worker": _delay_reads,
+        "pd_connector.shell.reading": _leave_out_the_check,
+        "pd_connector.shell.scheduler": _retain_as_vllm_does,
+    }
 sys.meta_path.insert(0, _AfterImport())
