@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from pd_operator.core.render_engine import NOT_BOUND
 from pdctl.core.placement import plan_seats
 from pdctl.shell.machine import observe_machine
 from support.engine_pair import Message, Pair, Pairs, tiny_deployment, user
@@ -64,10 +65,10 @@ async def test_no_engine_computes_on_cores_that_it_was_not_given(pair: Pair) -> 
     for seat in plan_seats(tiny_deployment(decodes=2), machine):
         pid = pair.deployment.pid(seat.role.value, seat.index)
         assert pid is not None
-        own = {int(core) for core in seat.cores.split(",")} if seat.cores else set(machine.cores)
+        own = set() if seat.cores in (None, NOT_BOUND) else {int(core) for core in str(seat.cores).split(",")}
         held = {one: os.sched_getaffinity(one) for one in family(pid)}
         assert len(held) >= 3, "API server, engine core, worker"
-        assert all(cores <= own or cores == set(machine.cores) for cores in held.values()), (seat, held)
+        assert all((cores and cores <= own) or cores == set(machine.cores) for cores in held.values()), (seat, held)
 
 
 async def test_every_turn_on_the_other_router_reuses(pair: Pair, routers: list[RouterProcess]) -> None:

@@ -30,12 +30,16 @@ COMMON_ENV: Final = {
 (the default), and a known seed would let clients slow an engine down with JSON keys that collide."""
 
 
+NOT_BOUND: Final = "nobind"
+"""vLLM's word for threads that the kernel places. Where engines share cores, its own choice is the same for each."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineEndpoint:
     """Where one engine listens. Hosts may be texts that something else fills in later, such as `$(POD_IP)`.
 
     ``side_channel_host`` is bound and told to peers, so it must be an address that they reach. ``cpu_cores`` pins a CPU
-    engine's threads, in vLLM's notation ("0", "0-3").
+    engine's threads, in vLLM's notation ("0", "0-3", `NOT_BOUND`).
     """
 
     http_host: str

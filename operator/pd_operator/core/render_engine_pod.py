@@ -15,7 +15,7 @@ from pd_operator.core.model import PDDeployment
 from pd_operator.core.pod_profiles import HUGE_PAGES
 from pd_operator.core.profiles import BACKEND_ENV, backend_of, profile_of
 from pd_operator.core.render_context import RenderContext
-from pd_operator.core.render_engine import EngineEndpoint, kv_transfer_config, merged_env, render_engine
+from pd_operator.core.render_engine import NOT_BOUND, EngineEndpoint, kv_transfer_config, merged_env, render_engine
 from pd_operator.core.render_object import literal, without_nothing
 from pd_operator.core.render_placement import engine_placement
 from pd_operator.core.render_resources import cores, engine_resources
@@ -55,8 +55,6 @@ TERMINATION_LOG: Final = "/dev/termination-log"
 PROBE_SECONDS: Final = 10
 STARTUP_PROBE_SECONDS: Final = 5
 """Short, because a small engine is up within seconds; what it asks for costs a starting engine nothing."""
-NOT_BOUND: Final = "nobind"
-"""vLLM's word for threads that the kernel places: pods share cores, and its own choice would be the same for each."""
 
 
 def engine_pod(deployment: PDDeployment, role: Role, context: RenderContext, generation: str) -> dict[str, Any]:

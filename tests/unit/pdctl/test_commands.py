@@ -55,6 +55,13 @@ def test_interpreters_are_this_machines():
 def test_cores_are_pinned_apart():
     commands, _ = planned(example("cpu-tiny"))
     assert [one.env.get("VLLM_CPU_OMP_THREADS_BIND") for one in commands] == ["0", "1", None]
+    assert all("OMP_NUM_THREADS" not in one.env for one in commands)
+
+
+def test_engines_that_share_cores_are_placed_by_the_kernel_with_one_thread_each():
+    commands, _ = planned(example("cpu-tiny"), Machine(cores=(3,)))
+    assert [one.env.get("VLLM_CPU_OMP_THREADS_BIND") for one in commands] == ["nobind", "nobind", None]
+    assert [one.env.get("OMP_NUM_THREADS") for one in commands] == ["1", "1", None]
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,15 @@ from support.pddeployments import edited, example, smallest
 
 
 @given(cores=st.lists(st.integers(0, 500), min_size=1, max_size=64, unique=True), engines=st.integers(1, 8))
-def test_cores_are_all_used_and_shared_only_when_there_are_too_few(cores, engines):
-    shares = [[int(core) for core in share.split(",")] for share in split_cores(cores, engines)]
+def test_cores_are_all_used_and_nothing_is_bound_when_there_are_too_few(cores, engines):
+    shares = split_cores(cores, engines)
     assert len(shares) == engines
-    assert all(shares)
-    given_out = [core for share in shares for core in share]
-    if len(cores) >= engines:
-        assert sorted(given_out) == sorted(cores)
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    else:
-        assert set(given_out) == set(cores)
+    if len(cores) < engines:
+        assert set(shares) == {"nobind"}
+        return
+    lists = [[int(core) for core in share.split(",")] for share in shares]
+    assert sorted(core for share in lists for core in share) == sorted(cores)
+    assert max(map(len, lists)) - min(map(len, lists)) <= 1
 
 
 def test_cpu_engines_get_disjoint_cores():

@@ -12,7 +12,7 @@ from typing import Final
 
 from pd_operator.core.choices import Role
 from pd_operator.core.model import PDDeployment
-from pd_operator.core.render_engine import EngineEndpoint, render_engine
+from pd_operator.core.render_engine import NOT_BOUND, EngineEndpoint, render_engine
 from pd_operator.core.render_router import render_router
 from pd_wire import names
 from pdctl.core.placement import Seat
@@ -102,6 +102,9 @@ def _engine(deployment: PDDeployment, seat: Seat, ports: EnginePorts, programs: 
     process = render_engine(deployment, seat.role, endpoint)
     program = (programs.engine_python,) if process.argv[0] == "python" else programs.vllm
     env = {"PYTHONUNBUFFERED": "1", "VLLM_LOGGING_COLOR": "0", **process.env}
+    if seat.cores == NOT_BOUND:
+        # Each would take as many threads as there are cores.
+        env = {"OMP_NUM_THREADS": "1", **env}
     if seat.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(seat.gpus)
     url = f"http://{LOOPBACK}:{ports.http}"

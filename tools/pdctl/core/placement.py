@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pd_operator.core.choices import Backend, Device, NodeProfile, Role
 from pd_operator.core.model import PDDeployment
 from pd_operator.core.profiles import backend_of, profile_of
+from pd_operator.core.render_engine import NOT_BOUND
 
 
 class PlacementError(ValueError):
@@ -32,7 +33,8 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One engine's share. ``cores`` is vLLM's notation, None on an accelerator; ``gpus`` may be empty."""
+    """One engine's share. ``cores`` is vLLM's notation (`NOT_BOUND` where cores are too few), None on an accelerator;
+    ``gpus`` may be empty."""
 
     role: Role
     index: int
@@ -63,9 +65,13 @@ def plan_seats(deployment: PDDeployment, machine: Machine) -> tuple[Seat, ...]:
 
 
 def split_cores(cores: Sequence[int], engines: int) -> list[str]:
-    """Divide cores into one list per engine, in the notation "0,1,2". With fewer cores than engines they are shared."""
+    """Divide cores into one list per engine, in the notation "0,1,2".
+
+    With fewer cores than engines nothing is bound: of two engines bound to one core, one that spins can keep the other
+    from it for half a minute while another core is idle.
+    """
     if len(cores) < engines:
-        return [str(cores[index % len(cores)]) for index in range(engines)]
+        return [NOT_BOUND] * engines
     shares, first = [], 0
     for index in range(engines):
         size = len(cores) // engines + (1 if index < len(cores) % engines else 0)
