@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from pd_wire import moment, names
+from pd_wire import lease, moment, names
 
 MAX_BLOCK_ID: Final = (1 << 31) - 1
 MAX_PORT: Final = 65535
@@ -57,6 +57,8 @@ def decoder_handle_fault(value: Any, *, require_expiry: bool = True) -> str | No
     if is_unpinned(value):
         if moment.parse(value.get(names.MOMENT_KEY)) is None:
             return f"{names.MOMENT_KEY} must be an epoch and a count"
+        if value.get(names.LEASE_KEY) is not None and lease.parse(value[names.LEASE_KEY]) is None:
+            return f"{names.LEASE_KEY} must be a token and whole seconds up to {lease.MAX_SECONDS}"
     elif require_expiry and not _is_number(expiry):
         return "remote_blocks_expiry_time must be a number"
     if expiry is not None and not (_is_number(expiry) and -MAX_CLOCK < expiry < MAX_CLOCK):
@@ -98,11 +100,11 @@ def address_fault(value: Mapping[str, Any]) -> str | None:
 
 
 def is_unpinned(value: Mapping[str, Any]) -> bool:
-    """Whether the holder keeps nothing for this handle.
+    """Whether the holder may hand this handle's blocks to others, at once or when a lease ends.
 
     Such a handle is not spent by being sent and has no end that anybody could know: every reader asks the holder.
     """
-    return value.get(names.MODE_KEY) == names.MODE_UNPINNED
+    return value.get(names.MODE_KEY) in (names.MODE_UNPINNED, names.MODE_LEASED)
 
 
 def group_count(value: Mapping[str, Any]) -> int:

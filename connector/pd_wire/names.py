@@ -38,10 +38,17 @@ MODE_PINNED: Final = "Pinned"
 """The holder keeps the blocks for a fixed time; the first read ends that, so the handle is good for one send."""
 MODE_UNPINNED: Final = "Unpinned"
 """The holder keeps nothing; the reader asks which blocks are still intact, and may do so any number of times."""
+MODE_LEASED: Final = "Leased"
+"""As Unpinned, and the holder keeps the blocks until a promise ends that the router can prolong."""
 FALLBACK_KEY: Final = "pd_fallback"
-"""Why the holder retains Pinned although it was told Unpinned; absent otherwise."""
+"""Why the holder retains Pinned although it was told otherwise; absent otherwise."""
 MOMENT_KEY: Final = "pd_moment"
-"""In the Unpinned mode, when the turn ended. See `pd_wire.moment`."""
+"""In the Unpinned and Leased modes, when the turn ended. See `pd_wire.moment`."""
+LEASE_KEY: Final = "pd_lease"
+"""In the Leased mode, the promise; absent where the holder could not give one. See `pd_wire.lease`."""
+
+LEASES_PATH: Final = "/pd/v1/leases"
+"""A holder's endpoint: prolongs and ends leases. See `pd_connector.shell.lease_api`."""
 
 # --- the vLLM plugin ---------------------------------------------------------------------------
 CONNECTOR_CLASS: Final = "PDConnector"
@@ -62,6 +69,8 @@ EXTRA_CONFIG_KEYS: Final = frozenset(
         "num_threads",
         "engine_ttl",
         "pd_retention",
+        "pd_lease_seconds",
+        "pd_lease_share",
     }
 )
 """`kv_connector_extra_config` keys that vLLM's pull connector or ours reads; vLLM ignores any other key in silence."""
@@ -69,6 +78,10 @@ EXTRA_CONFIG_KEYS: Final = frozenset(
 RETENTION_OPTION: Final = "pd_retention"
 """Ours: what becomes of a finished turn's blocks on decode, a mode."""
 RETENTIONS: Final = (MODE_UNPINNED, MODE_PINNED)
+LEASE_SECONDS_OPTION: Final = "pd_lease_seconds"
+"""Ours, with Leased: for how long a holder keeps a turn's blocks without being asked, in whole seconds."""
+LEASE_SHARE_OPTION: Final = "pd_lease_share"
+"""Ours, with Leased: the largest part of all blocks that leases may hold, 0 < share < 1."""
 
 # --- Kubernetes --------------------------------------------------------------------------------
 API_GROUP: Final = "pdserving.dev"
