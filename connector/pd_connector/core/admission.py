@@ -165,7 +165,8 @@ def _judge(raw: Mapping[str, Any], prompt: Prompt, engine: Engine) -> tuple[Verd
     if is_unpinned(raw):
         obstacle = obstacle or engine.unpinned_obstacle
     elif raw.get(names.MODE_KEY) != names.MODE_PINNED:
-        obstacle = obstacle or f"{names.MODE_KEY} is neither {names.MODE_PINNED} nor {names.MODE_UNPINNED}"
+        modes = " nor ".join((names.MODE_PINNED, names.MODE_UNPINNED, names.MODE_LEASED))
+        obstacle = obstacle or f"{names.MODE_KEY} is neither {modes}"
     if obstacle:
         return Verdict.UNPROVEN, obstacle, 0
     try:

@@ -109,7 +109,7 @@ def test_a_turn_shorter_than_a_block_offers_nothing() -> None:
     ("changes", "words"),
     [
         ({"pd_proof": None}, "proof must be an object"),
-        ({"pd_mode": "Leased"}, "pd_mode is neither Pinned nor Unpinned"),
+        ({"pd_mode": "Kept"}, "pd_mode is neither Pinned nor Unpinned nor Leased"),
         ({"pd_proof": proof.encode(proof.prove(TURN, 8, bytes(16)))}, "block sizes differ"),
         ({"pd_proof": proof.encode(proof.prove(TURN, BLOCK, bytes(16), b"adapter"))}, "no block holds"),
     ],
