@@ -24,3 +24,12 @@ def sum_samples(page: str, name: str, labels: Mapping[str, str] | None = None) -
         if all(has.get(key) == value for key, value in wanted.items()):
             found = (found or 0.0) + float(match["value"])
     return found
+
+
+def first_labels(page: str, name: str) -> dict[str, str]:
+    """The labels of the first sample with this exact name; empty when there is none."""
+    for line in page.splitlines():
+        match = _SAMPLE.match(line) if line.startswith(name) else None
+        if match is not None and match["name"] == name:
+            return dict(_LABEL.findall(match["labels"] or ""))
+    return {}

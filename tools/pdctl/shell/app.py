@@ -8,7 +8,9 @@ from pdctl.shell.cluster.command import app as cluster
 from pdctl.shell.demo_command import demo
 from pdctl.shell.key_command import make as make_key
 from pdctl.shell.model_command import make
+from pdctl.shell.plan_command import plan
 from pdctl.shell.render_command import render
+from pdctl.shell.simulate_command import simulate
 from pdctl.shell.top_command import top
 from pdctl.shell.up_command import up
 from pdctl.shell.version_command import version
@@ -30,5 +32,7 @@ app.add_typer(cluster, name="cluster")
 app.command("up")(up)
 app.command("demo")(demo)
 app.command("render")(render)
+app.command("plan")(plan)
+app.command("simulate")(simulate)
 app.command("top")(top)
 app.command("version")(version)
