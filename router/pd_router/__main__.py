@@ -49,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--reuse", choices=("on", "off"), default="on", help="give decode's KV back to prefill on the next turn")
     add("--handle-ttl", type=float, default=reuse.handle_ttl, metavar="S", help="how long a handle may be used")
     add("--engine-ttl", type=float, default=reuse.engine_ttl, metavar="S", help="the engines' decoder_kv_blocks_ttl")
+    _add_leases(parser)
     add(
         "--recompute-threshold",
         type=int,
@@ -133,6 +134,32 @@ def build_parser() -> argparse.ArgumentParser:
     add_store_flags(parser)
     add_observe_flags(parser)
     return parser
+
+
+def _add_leases(parser: argparse.ArgumentParser) -> None:
+    reuse = Reuse()
+    add = parser.add_argument_group("Unpinned and Leased", "handles that a send does not spend").add_argument
+    add(
+        "--unpinned-handle-ttl",
+        type=float,
+        default=reuse.shared_ttl,
+        metavar="S",
+        help="how long such a handle may be used; the engine says what is intact",
+    )
+    add(
+        "--lease-heartbeat",
+        type=float,
+        default=reuse.lease_heartbeat,
+        metavar="S",
+        help="between two renewals of leases on one engine; 0: a third of the shortest lease there",
+    )
+    add(
+        "--lease-tool-hold",
+        type=float,
+        default=reuse.lease_tool_hold,
+        metavar="S",
+        help="a lease is renewed for so long after an answer that calls tools",
+    )
 
 
 def _add_placement(parser: argparse.ArgumentParser) -> None:
@@ -242,6 +269,9 @@ def parse_settings(arguments: Sequence[str]) -> tuple[Settings, Logging]:
             enabled=args.reuse == "on",
             handle_ttl=args.handle_ttl,
             engine_ttl=args.engine_ttl,
+            shared_ttl=args.unpinned_handle_ttl,
+            lease_heartbeat=args.lease_heartbeat,
+            lease_tool_hold=args.lease_tool_hold,
             recompute_threshold=args.recompute_threshold,
             cap_bytes=args.handle_cap_bytes,
             cap_entries=args.handle_cap_entries,

@@ -106,7 +106,7 @@ def main() -> None:
         keys = keyring.lookup_keys(tenant, prepared)
         store.begin(keys, 1.0)
         found = store.take(keys, 1.0)
-        decide(prepared, found, now=1.0, engines=ENGINES, hosts=HOSTS, ttl=450.0, threshold=64)
+        decide(prepared, found, now=1.0, engines=ENGINES, hosts=HOSTS, ttl=450.0, shared_ttl=3600.0, threshold=64)
         store.put(entry(), keyring.store_keys(tenant, prepared, reply), 1.0)
 
     def place() -> None:

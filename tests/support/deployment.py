@@ -46,6 +46,8 @@ MARKERS = (
     names.REPORT_KEY,
     names.RETAIN_KEY,
     names.MODE_KEY,
+    names.MOMENT_KEY,
+    names.LEASE_KEY,
     "remote_block_ids",
     "remote_engine_id",
     "do_remote_",
@@ -226,8 +228,11 @@ class Deployment:
         return members
 
     def check_seen(self) -> None:
-        """No client byte tells anything about a handle."""
+        """No client byte tells anything about a handle or a lease."""
         for data in self.seen:
+            assert not any(token.encode() in data for token in self.fabric.tokens), (
+                f"a lease's token in {data[:2000]!r}"
+            )
             found = SECRET.search(data)
             shown = found.group().decode() if found else ""
             assert shown in {"", *self.may_show}, f"{shown} in {data[:2000]!r}"
@@ -240,7 +245,7 @@ class Deployment:
         self._log_read += len(log)
         found = SECRET.search(log.encode())
         assert found is None, f"{found and found.group()!r} in the router's log"
-        for word in (names.PROOF_KEY, "remote_block_ids"):
+        for word in (names.PROOF_KEY, "remote_block_ids", names.LEASE_KEY, *self.fabric.tokens):
             assert word not in log, f"{word} in the router's log"
         for word in ("Traceback", "Warning:", "was never awaited", "exception was never retrieved"):
             assert word not in log, log

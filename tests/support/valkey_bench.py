@@ -50,6 +50,7 @@ class ValkeyBench:
         *,
         ttl: float = 450.0,
         engine_ttl: float = 480.0,
+        shared_ttl: float = 900.0,
         incarnation: str = "1",
         **settings: Any,
     ) -> None:
@@ -73,6 +74,7 @@ class ValkeyBench:
             self._incarnation_of,
             self.seal,
             lambda: self.now,
+            shared_ttl,
         )
 
     def _incarnation_of(self, holder: str, identity: str, sent: float) -> str:

@@ -23,6 +23,10 @@ MIN_SECRET_BYTES: Final = 16
 _MAC_BYTES: Final = 16
 _CREDENTIALS: Final = ("authorization", "x-api-key")
 _RESPONSE: Final = "previous_response_id"
+_CONVERSATION_FIELDS: Final = frozenset({"conversation_id", "session_id"})
+"""Ids that stand for one conversation from its first turn to its last, so that a client may end it by them."""
+_WHOLE: Final = b"c"
+"""Mark of what is made from such an id alone."""
 
 _MARKS: Final[Mapping[str, bytes]] = {HISTORY: b"h"} | {name: b"%d" % place for place, name in enumerate(ID_FIELDS)}
 """First byte of a key, so that a key says what it was made from without saying what it is."""
@@ -54,6 +58,17 @@ class Keyring:
     def key(self, tenant: str, scope: bytes, kind: str, value: bytes | str) -> bytes:
         """One store key. `kind` is `HISTORY` or a field of `ID_FIELDS`."""
         return self._finish(_begin(tenant, scope), kind, value)
+
+    def conversation(self, tenant: str, value: str) -> str:
+        """What stands for all turns of a tenant with this conversation or session id, whatever their options."""
+        mac = self._mac.copy()
+        mac.update(_begin(tenant, b"") + _WHOLE + value.encode("utf-8", "surrogatepass"))
+        return mac.hexdigest()
+
+    def conversations(self, tenant: str, prepared: Prepared) -> tuple[str, ...]:
+        """The same of a turn's ids."""
+        values = [value for source, value in prepared.ids if _FIELD_OF[source] in _CONVERSATION_FIELDS]
+        return tuple([self.conversation(tenant, value) for value in dict.fromkeys(values)]) if values else ()
 
     def seal(self, data: bytes) -> bytes:
         """A MAC over what is kept outside this process, in hexadecimal; of another use than a key."""

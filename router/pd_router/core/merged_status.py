@@ -6,6 +6,7 @@ reads them need not know how many there are.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,11 +33,15 @@ def merge_status(reuse: bool, started: float, pages: Sequence[Page], funnel: Map
         known["ready"] = known["ready"] and all(
             any(engine["engine"] == known["engine"] for engine in page["engines"]) for page in pages
         )
+    leases: Counter[str] = Counter()
+    for page in pages:
+        leases.update(page["leases"])
     merged: dict[str, Any] = {
         "reuse": "on" if reuse else "off",
         "started": started,
         "engines": list(engines.values()),
         "funnel": dict(funnel),
+        "leases": leases,
         "workers": len(pages),
     }
     discoveries = [page["discovery"] for page in pages if "discovery" in page]

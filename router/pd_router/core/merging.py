@@ -35,6 +35,7 @@ GAUGES: Final[Mapping[str, Rule]] = {
     "pd_router_handle_store_up": Rule.LEAST,
     "pd_router_handles": Rule.SUM,
     "pd_router_inflight": Rule.SUM,
+    "pd_router_leases_kept": Rule.SUM,
     "pd_router_leg_inflight": Rule.SUM,
     "pd_router_pair_quarantined": Rule.MOST,
     "pd_router_pinned_handles": Rule.SUM,

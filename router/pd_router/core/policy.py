@@ -112,6 +112,7 @@ def decide(
     engines: Sequence[Engine],
     hosts: AbstractSet[str],
     ttl: float,
+    shared_ttl: float,
     threshold: int,
     local_tokens: int = 0,
     trust_history: bool = True,
@@ -124,6 +125,7 @@ def decide(
         engines: decode engines.
         hosts: addresses that belong to live decode engines.
         ttl: the router's, in seconds after the handle's arrival.
+        shared_ttl: the same for a handle that is not spent by a send.
         threshold: tokens below which the engine would skip the read and free the blocks all the same (HL-13).
         local_tokens: prompt tokens that P is believed to have in its own cache.
         trust_history: whether an exact history may stand in for a missing proof. Equal text is nearly always equal
@@ -137,7 +139,9 @@ def decide(
     entry, key = found
     linked_by = kind_of(key)
     newest = linked_by == HISTORY and key in newest_keys
-    drop = _not_live(entry, now, engines, hosts, ttl) or _not_proven(prepared, entry, linked_by, trust_history)
+    drop = _not_live(entry, now, engines, hosts, shared_ttl if entry.shared else ttl) or _not_proven(
+        prepared, entry, linked_by, trust_history
+    )
     if drop is None and entry.remote_tokens - local_tokens < threshold:
         drop = Drop.BELOW_THRESHOLD
     return Decision(drop is None, entry, drop, linked_by, newest)

@@ -54,6 +54,13 @@ class Reuse:
     """Seconds; how long after its arrival a handle is attached."""
     engine_ttl: float = 480.0
     """Seconds; the engines' `decoder_kv_blocks_ttl`. At least `TTL_MARGIN` above `handle_ttl`."""
+    shared_ttl: float = 3600.0
+    """Seconds; the same for handles that are not spent by a send: their holder is asked what is intact, so that no
+    timer of its has to be kept to."""
+    lease_heartbeat: float = 0.0
+    """Seconds between two renewals of leases on one engine; 0 is a third of the shortest lease there."""
+    lease_tool_hold: float = 600.0
+    """Seconds for which a lease is renewed after an answer that calls tools."""
     recompute_threshold: int = 64
     """Tokens; the engines' `kv_recompute_threshold`. Fewer are not worth spending a handle for."""
     cap_bytes: int = 256 * 1024 * 1024
@@ -311,6 +318,7 @@ def check(settings: Settings) -> None:
     positive = {
         "--handle-ttl": reuse.handle_ttl,
         "--engine-ttl": reuse.engine_ttl,
+        "--unpinned-handle-ttl": reuse.shared_ttl,
         "--handle-cap-bytes": reuse.cap_bytes,
         "--handle-cap-entries": reuse.cap_entries,
         "--max-body-bytes": settings.limits.max_body_bytes,
@@ -329,8 +337,13 @@ def check(settings: Settings) -> None:
         "--probe-timeout": timeouts.probe_timeout,
     }
     problems.extend(_not_positive(positive))
-    # 0 is "do not wait" here.
-    waits = {"--queue-timeout": timeouts.queue, "--drain-timeout": timeouts.drain}
+    # 0 has a meaning here.
+    waits = {
+        "--queue-timeout": timeouts.queue,
+        "--drain-timeout": timeouts.drain,
+        "--lease-heartbeat": reuse.lease_heartbeat,
+        "--lease-tool-hold": reuse.lease_tool_hold,
+    }
     problems.extend(
         f"{flag}: must be 0 or more and finite, got {value:g}"
         for flag, value in waits.items()

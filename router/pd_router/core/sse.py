@@ -217,6 +217,11 @@ class SseFilter:
         return self._read().id
 
     @property
+    def calls_tools(self) -> bool:
+        """See `Transcript.calls_tools`."""
+        return self._read().calls_tools
+
+    @property
     def done(self) -> bool:
         """Whether [DONE] was seen."""
         return self._read().done

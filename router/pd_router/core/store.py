@@ -9,15 +9,16 @@ Time is the router's monotonic clock, in seconds.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, Protocol
 
 from pd_router.core.cutting import Handle
 from pd_router.core.jsontext import RawJson, decode_exactly, encode
+from pd_wire import lease
 from pd_wire.handle import data_parallel_rank, is_unpinned
-from pd_wire.names import PROOF_KEY
+from pd_wire.names import LEASE_KEY, PROOF_KEY
 
 ENTRY_OVERHEAD: Final = 1024
 """Bytes that one entry costs besides its handle: the objects and dict slots of an entry with two keys, rounded up."""
@@ -46,8 +47,18 @@ class Fate(StrEnum):
     OVERWRITTEN = "overwritten"
     PURGED = "purged"
     FORGOTTEN = "forgotten"
+    ENDED = "ended"
+    """Its client ended the conversation."""
     LATE = "late"
     TOO_LARGE = "too_large"
+
+
+OnDrop = Callable[[str, str, Fate], None]
+"""Told of the holder, the lease and the fate of a handle that no next turn will find, where it has a lease."""
+
+
+def tell_nobody(_holder: str, _lease: str, _fate: Fate) -> None:
+    """For a store whose leases are to run out by themselves."""
 
 
 class Ticket(NamedTuple):
@@ -83,7 +94,9 @@ class Entry:
     rank: int | None = None
     """Data-parallel rank of the holder that has the blocks; None where it has one rank (HL-25)."""
     shared: bool = False
-    """The holder keeps nothing for it, so that any number of turns may use it: a take leaves it where it is."""
+    """It is not spent by a send, so that any number of turns may use it: a take leaves it where it is."""
+    lease: str = ""
+    """The holder's promise to keep the blocks, as in `pd_wire.lease`; "" where there is none, or it was ended."""
     behind: int = 0
     """Estimated tokens of the turns since D kept the blocks, which left no handle of their own."""
     keys: tuple[bytes, ...] = ()
@@ -93,7 +106,9 @@ class Entry:
     """What other routers know the holder's process by; "" when it is not the one that the turn was sent to."""
     ticket: Ticket | None = None
     own: bool = True
-    """It was put by this router."""
+    """It was put by this process."""
+    conversations: Sequence[str] = ()
+    """What its client may name to end the conversation: `Keyring.conversation` of each id."""
 
     @classmethod
     def of(
@@ -125,6 +140,7 @@ class Entry:
             groups=len(handle["remote_block_ids"]),
             rank=data_parallel_rank(handle),
             shared=is_unpinned(handle),
+            lease=str(lease.parse(handle.get(LEASE_KEY)) or ""),
             sent=sent,
             identity=identity,
             ticket=ticket,
@@ -179,6 +195,9 @@ class Stats:
 class HandleStore(Protocol):
     """The port. Every implementation passes `tests/unit/router/store_behaviour.py`."""
 
+    def report_to(self, on_drop: OnDrop) -> None:
+        """Call it from here on. Before that, leases of what is dropped run out by themselves."""
+
     def start(self) -> None:
         """Begin to work. Nothing waits for a store: until it is there, turns find nothing."""
 
@@ -199,6 +218,10 @@ class HandleStore(Protocol):
     def forget(self, keys: Sequence[bytes]) -> Awaitable[None] | None:
         """Drop what `keys` lead to: the conversation went on without a handle. A shared one stays: it is of the
         conversation's beginning."""
+
+    def end(self, keys: Sequence[bytes], conversations: Sequence[str], now: float) -> bool | Awaitable[bool]:
+        """Drop what `keys` lead to and all that was put for `conversations`, shared or not: no turn follows. Returns
+        whether it is gone for sure."""
 
     def purge_holder(self, holder: str, now: float) -> int:
         """Hand out no handle any more of an engine whose process is gone; how many were dropped for it."""

@@ -1,8 +1,8 @@
 """The handle store of one router process, bounded in bytes, entries and time.
 
-Synchronous, so that a take cannot be interleaved. Entries arrive in order of time and all live equally long, so the
-oldest is also the next to expire: one ordered dict serves as expiry queue and as eviction order. Shared entries that
-were used go before all others when room is needed: the turn that used one leaves a longer one.
+Synchronous, so that a take cannot be interleaved. Entries arrive in order of time and all of a kind live equally long,
+so the oldest is also the next to expire: one ordered dict per kind serves as expiry queue and as eviction order. Shared
+entries that were used go before all others when room is needed: the turn that used one leaves a longer one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from pd_router.core.linking import is_id_key
 from pd_router.core.pinned import Pinned
-from pd_router.core.store import Entry, Fate, Found, Opened, PutResult, Stats
+from pd_router.core.store import Entry, Fate, Found, OnDrop, Opened, PutResult, Stats, tell_nobody
 
 _TURNS_PER_ENTRY: Final = 2
 """Conversations whose turn numbers are remembered, per entry that the store may hold."""
@@ -29,15 +29,20 @@ class MemoryStore:
         cap_entries: handles.
         router_ttl: seconds after its arrival for which a handle is handed out; below the engine's.
         engine_ttl: seconds for which D keeps the blocks, whether or not the handle is still here.
+        shared_ttl: seconds after its arrival for which a shared handle is handed out.
     """
 
     cap_bytes: int
     cap_entries: int
     router_ttl: float
     engine_ttl: float
+    shared_ttl: float = 3600.0
+    _on_drop: OnDrop = field(default=tell_nobody)
     _index: dict[bytes, Entry] = field(default_factory=dict)
-    _entries: OrderedDict[int, Entry] = field(default_factory=OrderedDict)
+    _single: OrderedDict[int, Entry] = field(default_factory=OrderedDict)
     """By `id`, in order of arrival. Not a plain dict: taking from its front walks over all the holes left there."""
+    _shared: OrderedDict[int, Entry] = field(default_factory=OrderedDict)
+    _conversations: dict[str, dict[int, Entry]] = field(default_factory=dict)
     _used: OrderedDict[int, Entry] = field(default_factory=OrderedDict)
     """Shared entries that a turn has used, least recently used first."""
     _latest: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
@@ -50,6 +55,10 @@ class MemoryStore:
 
     def __post_init__(self) -> None:
         self._pinned = Pinned(self.engine_ttl)
+
+    def report_to(self, on_drop: OnDrop) -> None:
+        """See `HandleStore`."""
+        self._on_drop = on_drop
 
     def start(self) -> None:
         """See `HandleStore`."""
@@ -79,7 +88,7 @@ class MemoryStore:
             entry = self._index.get(key)
             if entry is None:
                 continue
-            if now - entry.arrived >= self.router_ttl:
+            if now - entry.arrived >= self._ttl(entry):
                 self._remove(entry, Fate.EXPIRED)
                 continue
             if entry.shared:
@@ -103,13 +112,15 @@ class MemoryStore:
         if entry.size > self.cap_bytes or self.cap_entries < 1:
             self._fates[Fate.TOO_LARGE] += 1
             return PutResult.TOO_LARGE
-        self._claim(free)
+        self._claim(free, entry.lease)
         self.expire(now)
         self._make_room(entry.size)
         entry.keys = free
-        self._entries[id(entry)] = entry
+        self._queue(entry)[id(entry)] = entry
         for key in free:
             self._index[key] = entry
+        for conversation in entry.conversations:
+            self._conversations.setdefault(conversation, {})[id(entry)] = entry
         self._bytes += entry.size
         self._stored += 1
         return PutResult.STORED if len(free) == len(keys) else PutResult.PARTLY_LATE
@@ -126,9 +137,18 @@ class MemoryStore:
             if entry is not None and not entry.shared:
                 self._remove(entry, Fate.FORGOTTEN)
 
+    def end(self, keys: Sequence[bytes], conversations: Sequence[str], now: float) -> bool:
+        """See `HandleStore`."""
+        gone = {id(entry): entry for key in keys if (entry := self._index.get(key)) is not None}
+        for conversation in conversations:
+            gone |= self._conversations.get(conversation, {})
+        for entry in gone.values():
+            self._remove(entry, Fate.ENDED)
+        return True
+
     def purge_holder(self, holder: str, now: float) -> int:
         """See `HandleStore`. Walks all entries; called when a process died, not per turn."""
-        gone = [entry for entry in self._entries.values() if entry.holder == holder]
+        gone = [entry for queue in self._queues for entry in queue.values() if entry.holder == holder]
         for entry in gone:
             self._remove(entry, Fate.PURGED)
         self._pinned.forget(holder)
@@ -137,19 +157,33 @@ class MemoryStore:
     def expire(self, now: float) -> int:
         """See `HandleStore`."""
         count = 0
-        oldest_allowed = now - self.router_ttl
-        while self._entries:
-            entry = next(iter(self._entries.values()))
-            if entry.arrived > oldest_allowed:
-                break
-            self._remove(entry, Fate.EXPIRED)
-            count += 1
+        for queue in self._queues:
+            while queue:
+                entry = next(iter(queue.values()))
+                if now - entry.arrived < self._ttl(entry):
+                    break
+                self._remove(entry, Fate.EXPIRED)
+                count += 1
         return count
 
     def stats(self, now: float) -> Stats:
         """See `HandleStore`."""
         handles, tokens = self._pinned.totals(now)
-        return Stats(len(self._entries), self._bytes, dict(self._fates), self._stored, handles, tokens)
+        return Stats(self._count, self._bytes, dict(self._fates), self._stored, handles, tokens)
+
+    @property
+    def _count(self) -> int:
+        return len(self._single) + len(self._shared)
+
+    @property
+    def _queues(self) -> tuple[OrderedDict[int, Entry], OrderedDict[int, Entry]]:
+        return self._single, self._shared
+
+    def _queue(self, entry: Entry) -> OrderedDict[int, Entry]:
+        return self._shared if entry.shared else self._single
+
+    def _ttl(self, entry: Entry) -> float:
+        return self.shared_ttl if entry.shared else self.router_ttl
 
     def _held_by_newer(self, key: bytes, turn: int) -> bool:
         if self._latest.get(key, 0) > turn:
@@ -157,25 +191,47 @@ class MemoryStore:
         there = self._index.get(key)
         return there is not None and there.turn > turn
 
-    def _claim(self, keys: Sequence[bytes]) -> None:
-        """Take keys away from older entries; an entry that loses its last one is out of reach and goes."""
+    def _claim(self, keys: Sequence[bytes], lease: str) -> None:
+        """Take keys away from older entries; an entry that loses its last one is out of reach and goes. One that loses
+        an id was left by an earlier turn of the conversation, and needs no lease any more. `lease`: of the new one."""
         for key in keys:
             old = self._index.get(key)
             if old is None:
                 continue
             old.keys = tuple([other for other in old.keys if other != key])
             del self._index[key]
+            if old.lease == lease:
+                old.lease = ""
             if not old.keys:
                 self._remove(old, Fate.OVERWRITTEN)
+            elif old.lease and is_id_key(key):
+                self._give_up_lease(old, Fate.OVERWRITTEN)
 
     def _make_room(self, size: int) -> None:
-        while self._entries and (len(self._entries) >= self.cap_entries or self._bytes + size > self.cap_bytes):
-            self._remove(next(iter((self._used or self._entries).values())), Fate.EVICTED)
+        while self._count and (self._count >= self.cap_entries or self._bytes + size > self.cap_bytes):
+            self._remove(self._first_to_go(), Fate.EVICTED)
+
+    def _first_to_go(self) -> Entry:
+        if self._used:
+            return next(iter(self._used.values()))
+        fronts = [next(iter(queue.values())) for queue in self._queues if queue]
+        return min(fronts, key=lambda entry: entry.arrived)
 
     def _remove(self, entry: Entry, fate: Fate) -> None:
-        del self._entries[id(entry)]
+        del self._queue(entry)[id(entry)]
         self._used.pop(id(entry), None)
         for key in entry.keys:
             del self._index[key]
+        for conversation in entry.conversations:
+            there = self._conversations[conversation]
+            del there[id(entry)]
+            if not there:
+                del self._conversations[conversation]
         self._bytes -= entry.size
         self._fates[fate] += 1
+        if entry.lease and fate is not Fate.PURGED:
+            self._give_up_lease(entry, fate)
+
+    def _give_up_lease(self, entry: Entry, fate: Fate) -> None:
+        given_up, entry.lease = entry.lease, ""
+        self._on_drop(entry.holder, given_up, fate)

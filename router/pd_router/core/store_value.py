@@ -20,6 +20,7 @@ import orjson
 
 from pd_router.core.cutting import Handle
 from pd_router.core.store import Entry
+from pd_wire import lease
 from pd_wire.handle import decoder_handle_fault
 
 _PREFIX_DIGITS: Final = 12
@@ -47,6 +48,7 @@ class Stored:
     inexact: str | None
     behind: int
     writer: str
+    lease: str
 
 
 def prefix(realm: str, run: str) -> bytes:
@@ -82,6 +84,7 @@ def write_entry(
         "inexact": entry.inexact,
         "behind": entry.behind,
         "writer": writer,
+        "lease": entry.lease,
     }
     rest = b"\n".join((orjson.dumps(about), entry.raw))
     return b"\n".join((head, seal(head + rest), rest))
@@ -120,7 +123,26 @@ def read_entry(value: bytes, name: bytes, seal: Seal) -> Stored:
         inexact,
         behind,
         _text(about, "writer"),
+        str(lease.parse(about.get("lease")) or ""),
     )
+
+
+def read_lease(head: bytes) -> tuple[str, str] | None:
+    """Holder and lease of an entry, from its beginning; None where it has none, or where that is not to be read.
+
+    Nothing is believed: who can write to the store can make a router ask a holder to end a promise whose token it
+    knows, and could do so itself.
+    """
+    lines = head.split(b"\n", 3)
+    if len(lines) < 4:
+        return None
+    try:
+        about = orjson.loads(lines[2])
+    except orjson.JSONDecodeError:
+        return None
+    found = lease.parse(about.get("lease")) if isinstance(about, dict) else None
+    holder = about.get("holder") if found is not None else None
+    return (holder, str(found)) if isinstance(holder, str) else None
 
 
 def _text(about: dict[str, Any], name: str) -> str:

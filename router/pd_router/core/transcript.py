@@ -33,6 +33,8 @@ _SMALL: Final = 8192
 """Bytes of a stream that is read as it is."""
 _HEAD: Final = 8
 """Events in which the first token of a run is looked for."""
+_CALLS: Final = frozenset({"tool_calls", "function_call"})
+"""Finish reasons after which the client runs something and comes back."""
 _CONTENT_FIELDS: Final = (
     "content",
     "tool_calls",
@@ -67,6 +69,13 @@ class Transcript:
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     items: list[Any] | None = None
     """A response's output, as it came."""
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the client is to run tools and come back with what they say."""
+        if self.calls or not _CALLS.isdisjoint(self.finish_reasons):
+            return True
+        return any(isinstance(item, dict) and item.get("type") == "function_call" for item in self.items or ())
 
     def reply(self) -> Reply | None:
         """The assistant message, or None where there is no single chat reply."""

@@ -106,4 +106,6 @@ def write_entry(entry: Entry) -> list[Any]:
 
 def read_entry(words: Sequence[Any], raw: bytes, incarnation: str = "") -> Entry:
     """What `write_entry` wrote."""
-    return Entry(raw=raw, incarnation=incarnation, **dict(zip(_FIELDS, words, strict=True)))
+    entry = Entry(raw=raw, incarnation=incarnation, **dict(zip(_FIELDS, words, strict=True)))
+    entry.conversations = tuple(entry.conversations)
+    return entry

@@ -20,6 +20,7 @@ from pd_router.core.store import HandleStore
 from pd_router.shell.admission import Admission
 from pd_router.shell.fleet import Fleet, Member
 from pd_router.shell.guard import Guard
+from pd_router.shell.lease_keeper import LeaseKeeper
 from pd_router.shell.logs import current
 from pd_router.shell.metrics import Metrics
 from pd_router.shell.upstream import EnginePool
@@ -47,6 +48,7 @@ class Context:
     loads: Loads
     nudge: Callable[[str], None]
     guard: Guard
+    leases: LeaseKeeper
     versions: EngineVersions
     responses: Responses
     tracing: Tracing | None = None

@@ -57,6 +57,10 @@ class Gate:
         """All files that may change."""
         return [file for file in (self._keys, self._secrets, self._engine_key) if file is not None]
 
+    def engine_authorization(self) -> str:
+        """What the router itself shows engines, or ""."""
+        return f"Bearer {self._engine_key.value}" if self._engine_key is not None else ""
+
     def admit(self, path: str, headers: dict[str, str], peer: str) -> str | None:
         """The tenant of a request; None gets no reuse. Takes out of `headers` what engines must not see.
 
@@ -71,7 +75,7 @@ class Gate:
         if not self.forwards_credentials:
             headers.pop("authorization", None)
             if self._engine_key is not None:
-                headers["authorization"] = f"Bearer {self._engine_key.value}"
+                headers["authorization"] = self.engine_authorization()
         return tenant
 
     def _tenant(self, headers: dict[str, str], peer: str) -> str | None:

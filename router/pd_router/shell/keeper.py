@@ -12,16 +12,20 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pd_router.core.history import Reply
+from pd_router.core.leases import Why
 from pd_router.core.placement import Engine
 from pd_router.core.plan import Plan
 from pd_router.core.policy import Decision, Drop, NotStored, decide, judge_handle, newest_keys, told_retention
 from pd_router.core.request import BYTES_PER_TOKEN, Prepared
 from pd_router.core.responses import PREVIOUS
 from pd_router.core.store import Entry, Found, Opened, PutResult, Ticket
+from pd_router.core.wishes import NO_WISH, Wish
 from pd_router.shell.context import Context
 from pd_router.shell.fleet import Member
+from pd_router.shell.lease_keeper import Used
 from pd_router.shell.legs import Prefilled
 from pd_router.shell.record import TurnRecord
+from pd_wire import lease
 
 
 class Dispatch(NamedTuple):
@@ -45,6 +49,10 @@ async def _both(one: Awaitable[None], other: Awaitable[None]) -> None:
     await asyncio.gather(one, other)
 
 
+async def _quietly(answer: Awaitable[Any]) -> None:
+    await answer
+
+
 class Keeper:
     """Finds and keeps the handles of one turn of `tenant`, None for nobody's."""
 
@@ -56,6 +64,11 @@ class Keeper:
         """Where the last turn's handle may be; empty for a turn without reuse."""
         self.brings_handle = True
         """The endpoint of these engines carries the handle in its answer."""
+        self.wish: Wish = NO_WISH
+        self._used: Used | None = None
+        """The lease of what the last turn left, while this one runs."""
+        self._found: tuple[bytes, ...] = ()
+        """The key that led there."""
         self._turn_number = 0
         self._ticket: Ticket | None = None
         self._over_limit = False
@@ -82,7 +95,15 @@ class Keeper:
         if not isinstance(opened, Opened):
             opened = await opened
         self._turn_number, self._ticket = opened.turn, opened.ticket
+        if opened.found is not None:
+            self._found = (opened.found.key,)
+            self._used = self._context.leases.begin(opened.found.entry)
         return opened.found
+
+    def close(self) -> None:
+        """The turn is over."""
+        if self._used is not None:
+            self._context.leases.end(self._used)
 
     def find(self, prepared: Prepared, found: Found | None, decodes: Sequence[Engine]) -> Decision:
         """Whether what was taken may be used now."""
@@ -95,6 +116,7 @@ class Keeper:
             engines=decodes,
             hosts=context.fleet.hosts(),
             ttl=context.settings.reuse.handle_ttl,
+            shared_ttl=context.settings.reuse.shared_ttl,
             threshold=context.settings.reuse.recompute_threshold,
             newest_keys=newest_keys(prepared, self.keys),
         )
@@ -112,6 +134,7 @@ class Keeper:
         handle: dict[str, object] | None,
         reply: Reply | None,
         answer_id: str,
+        calls_tools: bool,
     ) -> asyncio.Future[None] | None:
         """Keep D's handle, and the answer where it may be named. Called before the last byte is written: the next turn
         may follow at once, on any router.
@@ -119,7 +142,7 @@ class Keeper:
         Returns what has to be done before that byte, or None when all is done.
         """
         items = self._keep_items(prepared, reply, answer_id)
-        stored = self._keep_handle(prepared, planned, sent, handle, reply, answer_id)
+        stored = self._keep_handle(prepared, planned, sent, handle, reply, answer_id, calls_tools)
         if items is None or stored is None:
             return items or stored
         return asyncio.ensure_future(_both(items, stored))
@@ -132,12 +155,18 @@ class Keeper:
         handle: dict[str, object] | None,
         reply: Reply | None,
         answer_id: str,
+        calls_tools: bool,
     ) -> asyncio.Future[None] | None:
         context, decode = self._context, sent.decode
-        if not self.keys or self._tenant is None:
+        if self._tenant is None or not context.settings.reuse.enabled:
+            return None
+        if self.wish.end:
+            return self._end(prepared)
+        if not self.keys:
             return None
         if handle is None and planned.bypass and planned.decision.entry is not None:
-            return self._put(self._carried(prepared, planned.decision.entry, reply), prepared, reply, answer_id)
+            carried = self._carried(prepared, planned.decision.entry, reply)
+            return self._put(carried, prepared, reply, answer_id, calls_tools)
         fault = NotStored.TENANT_LIMIT if self._over_limit else judge_handle(handle, context.fleet.hosts())
         if fault is not None or handle is None:
             self._record.not_stored(fault or NotStored.NO_HANDLE)
@@ -156,33 +185,52 @@ class Keeper:
             identity=sent.identity if decode.incarnation == sent.incarnation else "",
             ticket=self._ticket,
         )
+        if entry.lease and (decode.incarnation != sent.incarnation or context.fleet.member(decode.key) is not decode):
+            entry.lease = ""  # of a process that is gone
         if not entry.shared:
             context.guard.retained.add(self._tenant, decode.key, entry.remote_tokens, now)
         decode.retention, decode.fallback = told_retention(handle)
         if entry.rank is not None:
             decode.ranks.add(entry.rank)
-        return self._put(entry, prepared, reply, answer_id)
+        return self._put(entry, prepared, reply, answer_id, calls_tools)
 
     def _put(
-        self, entry: Entry, prepared: Prepared, reply: Reply | None, answer_id: str
+        self, entry: Entry, prepared: Prepared, reply: Reply | None, answer_id: str, calls_tools: bool
     ) -> asyncio.Future[None] | None:
-        context = self._context
-        keys = context.keyring.store_keys(self._tenant or "", prepared, reply, answer_id)
+        context, tenant = self._context, self._tenant or ""
+        keys = context.keyring.store_keys(tenant, prepared, reply, answer_id)
+        entry.conversations = context.keyring.conversations(tenant, prepared)
+        promised = lease.parse(entry.lease) if entry.lease else None
+        if promised is not None and self.wish.hold == 0:
+            entry.lease = ""
+            context.leases.release(entry.holder, promised, Why.DECLINED)
         result = context.store.put(entry, keys, context.now())
         if isinstance(result, PutResult):
-            self._kept(result)
+            self._kept(result, entry, promised, calls_tools)
             return None
-        return asyncio.ensure_future(self._kept_later(result))
+        return asyncio.ensure_future(self._kept_later(result, entry, promised, calls_tools))
+
+    def _end(self, prepared: Prepared) -> asyncio.Future[None] | None:
+        """No turn follows: drop what the last one left, and all that is left of the conversation."""
+        self._record.fields["conversation"] = "ended"
+        context = self._context
+        if self._used is not None:
+            context.leases.release(*self._used, Why.ENDED)
+        conversations = context.keyring.conversations(self._tenant or "", prepared)
+        ended = context.store.end(self._found, conversations, context.now())
+        return None if isinstance(ended, bool) else asyncio.ensure_future(_quietly(ended))
 
     def _carried(self, prepared: Prepared, entry: Entry, reply: Reply | None) -> Entry:
         """The handle of the turn before, for the turn after one that decode served alone and that left none: it was not
         sent, and what it names is a prefix of the longer conversation too. It does not live longer for it."""
         self._context.store.spent(entry)  # it is counted as retained once more when it is put
+        promised, entry.lease = entry.lease, ""  # or the old place would end it when it is dropped
         content = reply.message.get("content") if reply is not None else None
         said = len(content) // BYTES_PER_TOKEN if isinstance(content, str) else 0
         return replace(
             entry,
             keys=(),
+            lease=promised,
             turn=self._turn_number,
             ticket=self._ticket,
             inexact=entry.inexact or prepared.inexact or (reply.inexact if reply is not None else "reply unknown"),
@@ -210,18 +258,36 @@ class Keeper:
     async def _items_kept_later(self, kept: Awaitable[bool]) -> None:
         self._record.fields["response_kept"] = await kept
 
-    def _kept(self, result: PutResult) -> None:
+    def _kept(self, result: PutResult, entry: Entry, promised: lease.Lease | None, calls_tools: bool) -> None:
         if result is PutResult.UNAVAILABLE:
             self._record.not_stored(NotStored.STORE_UNAVAILABLE)
         else:
             self._record.stored(result.value)
+        leases, used = self._context.leases, self._used
+        stored = result in (PutResult.STORED, PutResult.PARTLY_LATE)
+        if stored and used is not None and used.lease != promised:
+            leases.release(*used, Why.SUPERSEDED)
+        if promised is None:
+            return
+        right = ""
+        if not stored:
+            leases.release(entry.holder, promised, Why.NOT_KEPT)
+        elif self.wish.hold is not None:
+            right = f"hold {self.wish.hold} s"
+            leases.hold(entry, self.wish.hold, exact=True)
+        elif calls_tools and (tool_hold := self._context.settings.reuse.lease_tool_hold):
+            right = f"tools {tool_hold:g} s"
+            leases.hold(entry, tool_hold, exact=False)
+        self._record.leased(promised.seconds, right)
 
-    async def _kept_later(self, result: Awaitable[PutResult]) -> None:
-        self._kept(await result)
+    async def _kept_later(
+        self, result: Awaitable[PutResult], entry: Entry, promised: lease.Lease | None, calls_tools: bool
+    ) -> None:
+        self._kept(await result, entry, promised, calls_tools)
 
     async def may_retain(self, prepared: Prepared, prefilled: Prefilled | None) -> bool:
         """Whether the tenant may let decode keep this turn's blocks; by its prompt, since no answer is there yet."""
-        if not self.keys or not self.brings_handle:
+        if not self.keys or not self.brings_handle or self.wish.end:
             return False
         tokens = prefilled.prompt_tokens if prefilled is not None else None
         room = self._context.guard.retained.has_room(

@@ -195,6 +195,12 @@ class TurnRecord:
         self._metrics.stored.inc()
         self.fields["stored"] = result
 
+    def leased(self, seconds: int, right: str) -> None:
+        """D promised to keep its blocks for so long. `right`: by which that is prolonged, "" for none."""
+        self.fields["lease_seconds"] = seconds
+        if right:
+            self.fields["lease_kept"] = right
+
     def not_stored(self, reason: str) -> None:
         """The turn finished and there is nothing to keep."""
         self._metrics.not_stored[reason].inc()

@@ -24,8 +24,9 @@ from pd_router.shell.legs import CLIENT_LEFT, LegFailed, relayed_headers
 from pd_router.shell.record import TurnRecord
 from pd_router.shell.responder import Responder
 
-Keep = Callable[[dict[str, Any] | None, Reply | None, str], asyncio.Future[None] | None]
-"""Keeps the handle. The last byte waits for the future, if there is one: the next turn may come at once."""
+Keep = Callable[[dict[str, Any] | None, Reply | None, str, bool], asyncio.Future[None] | None]
+"""Keeps the handle of an answer; the last argument says whether it calls tools. The last byte waits for the future, if
+there is one: the next turn may come at once."""
 Headers = list[tuple[bytes, bytes]]
 MAX_HELD: Final = 8 * 1024 * 1024
 """Bytes of events that are held because none bears content. The first event may name a long prompt's token ids, and
@@ -58,7 +59,7 @@ async def send_whole(
     if responder.gone:
         return
     record.first_content(prefilled_at)
-    keeping = keep(handle, answer.reply(), answer.id)
+    keeping = keep(handle, answer.reply(), answer.id, answer.calls_tools)
     if keeping is not None:
         await keeping
     shown = clean if correct is None else correct(clean)
@@ -234,7 +235,8 @@ class StreamRelay:
             return False
         if self._filter.ending(complete=self._exchange.complete) is Ending.CLEAN:
             keep, self._keep = self._keep, None
-            self._keeping = keep(self._filter.handle, self._filter.reply(), self._filter.response_id)
+            seen = self._filter
+            self._keeping = keep(seen.handle, seen.reply(), seen.response_id, seen.calls_tools)
             if self._keeping is not None:
                 self._keeping.add_done_callback(lambda _: self._kept())
         return self._keeping is not None

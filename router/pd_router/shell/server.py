@@ -22,12 +22,14 @@ from pd_router.shell.admin import Admin, Pages
 from pd_router.shell.admission import Admission
 from pd_router.shell.client import ClientConnection, ServerState
 from pd_router.shell.context import Context
+from pd_router.shell.conversations import PREFIX, end_conversation
 from pd_router.shell.descriptors import ClientShare
 from pd_router.shell.discovery import Discovery, StaticDiscovery
 from pd_router.shell.discovery_metrics import DiscoveryMetrics, FleetCollector
 from pd_router.shell.exchange import Failure
 from pd_router.shell.fleet import Fleet, Member
 from pd_router.shell.guard import Guard
+from pd_router.shell.lease_keeper import LeaseKeeper
 from pd_router.shell.legs import CLIENT_LEFT
 from pd_router.shell.metrics import OTHER, Metrics
 from pd_router.shell.passthrough import pass_through
@@ -82,6 +84,9 @@ class Router:
             metrics, settings.allowed_hosts, self._purge, self._engine_gone, settings.timeouts.pair_quarantine
         )
         store = self._store = make_store(settings, SharedStoreMetrics(metrics), fleet.incarnation_of, shared)
+        heartbeat = settings.reuse.lease_heartbeat
+        leases = LeaseKeeper(pool, fleet.member, metrics, now, guard.gate.engine_authorization, heartbeat)
+        store.report_to(leases.dropped)
         self.discovery = self._make_discovery(fleet, metrics)
         limits = settings.limits
         self.context = Context(
@@ -104,6 +109,7 @@ class Router:
             nudge=self.discovery.nudge,
             tracing=_tracing(settings, now),
             guard=guard,
+            leases=leases,
             versions=EngineVersions(pool, now),
             responses=ResponseStore(limits.response_bytes) if shared is None else shared.responses,
         )
@@ -194,6 +200,7 @@ class Router:
         if self._sweeper is not None:
             self._sweeper.cancel()
         self.context.versions.stop()
+        self.context.leases.stop()
         await self.discovery.stop()
         for connection in list(self.state.connections):
             connection.cut()
@@ -239,12 +246,14 @@ class Router:
             "started": self._started,
             "engines": self.context.fleet.summary(),
             "funnel": self.context.metrics.funnel_counts(),
+            "leases": self.context.leases.describe(),
         }
         discovery = self.discovery.describe()
         return status if discovery is None else {**status, "discovery": discovery}
 
     def _purge(self, key: str) -> int:
         self._guard.retained.forget_holder(key)
+        self.context.leases.forget(key)
         return self.context.store.purge_holder(key, self.context.now())
 
     def _engine_gone(self, member: Member) -> None:
@@ -307,7 +316,9 @@ class Router:
         if path in PASSED:
             await pass_through(self.context, path, request, responder)
             return request.method in PASSED[path].methods
-        if path in SOCKETS:
+        if path.startswith(PREFIX):
+            await end_conversation(self.context, path, request, responder)
+        elif path in SOCKETS:
             responder.send_error(no_websocket(path))
         elif path == "/health":
             reason = self.why_not_ready()

@@ -16,7 +16,7 @@ from pd_router.core.store_settings import FailureKind
 from pd_router.shell.counts import Counter
 from pd_router.shell.metrics import Bound, BoundPair, Metrics
 
-OPERATIONS = ("open", "put", "forget")
+OPERATIONS = ("open", "put", "forget", "end")
 _SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
 

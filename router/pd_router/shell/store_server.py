@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Final
 
 from pd_router.core.errors import ApiError
 from pd_router.core.response_store import ResponseStore
 from pd_router.core.settings import Settings
+from pd_router.core.store import Fate
 from pd_router.core.store_memory import MemoryStore
 from pd_router.core.tenant_limits import Retained, TenantMeter
 from pd_router.core.worker_wire import read_entry, read_keys, write_entry, write_keys
 from pd_router.shell.channel import Answer
 
-_YES: Final[Answer] = ((True,), b"")
+_MAX_DROPPED: Final = 4096
+"""Leases of dropped handles that wait for a worker to end them; of more the oldest run out."""
+_DROPS_AT_ONCE: Final = 256
 
 
 class StoreServer:
@@ -32,7 +35,11 @@ class StoreServer:
         self.now = now
         self.secret = secrets.token_bytes(32)
         """Of the keyring, so that all workers make the same keys."""
-        self.store = MemoryStore(reuse.cap_bytes, reuse.cap_entries, reuse.handle_ttl, reuse.engine_ttl)
+        self.store = MemoryStore(
+            reuse.cap_bytes, reuse.cap_entries, reuse.handle_ttl, reuse.engine_ttl, reuse.shared_ttl
+        )
+        self.store.report_to(self._dropped)
+        self._drops: deque[tuple[str, str, str]] = deque(maxlen=_MAX_DROPPED)
         self.meter = TenantMeter(limits)
         self.retained = Retained(limits.retained_tokens, reuse.engine_ttl)
         self.responses = ResponseStore(settings.limits.response_bytes)
@@ -40,6 +47,13 @@ class StoreServer:
     def desk(self) -> Desk:
         """For one worker."""
         return Desk(self)
+
+    def _dropped(self, holder: str, lease: str, fate: Fate) -> None:
+        self._drops.append((holder, lease, fate.value))
+
+    def drops(self) -> list[tuple[str, str, str]]:
+        """Holder, lease and fate of dropped handles, each told once: to the worker that is answered next."""
+        return [self._drops.popleft() for _ in range(min(len(self._drops), _DROPS_AT_ONCE))]
 
     def sweep(self) -> None:
         """Drop what is too old."""
@@ -60,6 +74,7 @@ class Desk:
             "put": self._put,
             "spent": self._spent,
             "forget": self._forget,
+            "end": self._end,
             "purge": self._purge,
             "enter": self._enter,
             "leave": self._leave,
@@ -92,14 +107,19 @@ class Desk:
 
     def _put(self, words: list[Any], raw: bytes) -> Answer:
         entry = read_entry(words[0], raw)
-        return (self._server.store.put(entry, read_keys(words[1]), self._server.now()).value,), b""
+        result = self._server.store.put(entry, read_keys(words[1]), self._server.now())
+        return (result.value, self._server.drops()), b""
 
     def _spent(self, words: list[Any], _raw: bytes) -> None:
         self._server.store.spent(read_entry(words[0], b""))
 
     def _forget(self, words: list[Any], _raw: bytes) -> Answer:
         self._server.store.forget(read_keys(words[0]))
-        return _YES
+        return (True, self._server.drops()), b""
+
+    def _end(self, words: list[Any], _raw: bytes) -> Answer:
+        self._server.store.end(read_keys(words[0]), words[1], self._server.now())
+        return (True, self._server.drops()), b""
 
     def _purge(self, words: list[Any], _raw: bytes) -> None:
         """One worker's connection to an engine broke. The others' will, too; until then they refuse what is of it."""

@@ -42,7 +42,7 @@ def make_store(
         if shared is not None:
             return WorkerStore(shared.line, metrics, incarnation_of)
         metrics.up.set(1)
-        return MemoryStore(reuse.cap_bytes, reuse.cap_entries, reuse.handle_ttl, reuse.engine_ttl)
+        return MemoryStore(reuse.cap_bytes, reuse.cap_entries, reuse.handle_ttl, reuse.engine_ttl, reuse.shared_ttl)
     for flag, path in (("--valkey-password-file", valkey.password_file), ("--valkey-ca-file", valkey.ca_file)):
         if path:
             try:
@@ -52,4 +52,13 @@ def make_store(
     pods = settings.pods
     realm = "" if pods is None else f"{pods.namespace}/{pods.name}"
     seal = make_keyring(settings).seal
-    return ValkeyStore(valkey, metrics, realm, reuse.handle_ttl, reuse.engine_ttl, incarnation_of, seal)
+    return ValkeyStore(
+        valkey,
+        metrics,
+        realm,
+        reuse.handle_ttl,
+        reuse.engine_ttl,
+        incarnation_of,
+        seal,
+        shared_ttl=reuse.shared_ttl,
+    )

@@ -25,6 +25,7 @@ from pd_router.core.policy import Decision
 from pd_router.core.pulls import Pull, pull_of
 from pd_router.core.request import Prepared, prepare
 from pd_router.core.usage import TOLD_TO_DECODE, Correct, corrector, reused_tokens
+from pd_router.core.wishes import read_wish
 from pd_router.shell.admission import Withdrawn
 from pd_router.shell.context import Context
 from pd_router.shell.exchange import Exchange, Failure, LegError
@@ -114,6 +115,7 @@ class Turn:
                 context.admission.leave()
             if self._exchange is not None:
                 self._exchange.abort()
+            self._keeper.close()
             responder.on_gone = None  # without this cycle a turn's memory is free at once, and the next one's is warm
             if responder.gone and not responder.finished and self._status == 200:
                 self._status = CLIENT_LEFT
@@ -122,6 +124,7 @@ class Turn:
     async def _prepare(self) -> Prepared:
         """Check and open the body; once more where items of earlier responses had to be asked for."""
         request, models = self._request, self._context.models()
+        self._keeper.wish = read_wish(request.headers)
         try:
             return prepare(self._api, request.body, request.headers, models, recall=self._keeper.recall)
         except Recalling as recalling:

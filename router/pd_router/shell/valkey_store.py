@@ -19,14 +19,14 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 from pd_router.core import store_scripts
 from pd_router.core.pinned import Pinned
-from pd_router.core.store import Entry, Fate, Found, Opened, PutResult, Stats, Ticket
+from pd_router.core.store import Entry, Fate, Found, OnDrop, Opened, PutResult, Stats, Ticket, tell_nobody
 from pd_router.core.store_settings import FailureKind, Valkey
-from pd_router.core.store_value import DamagedEntry, Seal, key_name, prefix, read_entry, write_entry
+from pd_router.core.store_value import DamagedEntry, Seal, key_name, prefix, read_entry, read_lease, write_entry
 from pd_router.shell.store_metrics import SharedStoreMetrics
 from pd_router.shell.valkey_client import Script, StoreFailed, ValkeyClient
 
@@ -37,6 +37,7 @@ NEWEST_TURN_MS: Final = 3_600_000
 _OPEN: Final = Script(store_scripts.OPEN)
 _PUT: Final = Script(store_scripts.PUT)
 _FORGET: Final = Script(store_scripts.FORGET)
+_END: Final = Script(store_scripts.END)
 
 IncarnationOf = Callable[[str, str, float], str]
 
@@ -48,6 +49,7 @@ class ValkeyStore:
         realm: names the deployment; stores of two never meet.
         router_ttl: seconds after its arrival for which a handle is handed out.
         engine_ttl: seconds for which D keeps the blocks.
+        shared_ttl: seconds after its arrival for which a shared handle is handed out.
         incarnation_of: `Fleet.incarnation_of`.
         seal: `Keyring.seal` of the key that the routers share.
         now: this router's monotonic clock.
@@ -63,11 +65,14 @@ class ValkeyStore:
         incarnation_of: IncarnationOf,
         seal: Seal,
         now: Callable[[], float] = time.monotonic,
+        shared_ttl: float = 3600.0,
     ) -> None:
+        self._on_drop: OnDrop = tell_nobody
         self._client = ValkeyClient(settings, metrics)
         self._metrics = metrics
         self._realm = realm
         self._ttl_ms = int(router_ttl * 1000)
+        self._shared_ttl_ms = int(shared_ttl * 1000)
         self._max_bytes = settings.max_entry_bytes
         self._incarnation_of = incarnation_of
         self._seal = seal
@@ -77,6 +82,10 @@ class ValkeyStore:
         self._stored = 0
         self._writer = secrets.token_hex(8)
         self._prefixes: dict[str, bytes] = {}
+
+    def report_to(self, on_drop: OnDrop) -> None:
+        """See `HandleStore`."""
+        self._on_drop = on_drop
 
     def start(self) -> None:
         """Begin to connect."""
@@ -119,6 +128,13 @@ class ValkeyStore:
             return None
         return self._forget(keys)
 
+    def end(self, keys: Sequence[bytes], conversations: Sequence[str], now: float) -> bool | Awaitable[bool]:
+        """See `HandleStore`."""
+        if not self._client.up:
+            self._metrics.skipped["end"].inc()
+            return False
+        return self._end(keys, conversations)
+
     def spent(self, entry: Entry) -> None:
         """See `HandleStore`. What another router put stays counted there, until the engine's TTL."""
         if entry.own and not entry.shared:
@@ -145,9 +161,8 @@ class ValkeyStore:
             async with self._client.lend("open") as link:
                 start = self._prefix(link.run)
                 names = [start + b"k" + key_name(key) for key in keys]
-                answer = await link.call(
-                    _OPEN, names, (start, self._ttl_ms, NEWEST_TURN_MS, self._max_bytes + _HEAD_BYTES)
-                )
+                limits = (self._ttl_ms, NEWEST_TURN_MS, self._max_bytes + _HEAD_BYTES, self._shared_ttl_ms)
+                answer = await link.call(_OPEN, names, (start, *limits))
                 turn, era, server_ms, place, age, sent_age, value, expired, damaged = answer
                 ticket = Ticket(link.run, int(era), int(server_ms), self._now()) if turn else None
                 key, written = (keys[place - 1], bytes(value)) if place else (b"", b"")
@@ -181,7 +196,7 @@ class ValkeyStore:
             sent=sent,
             identity=stored.identity,
         )
-        entry.behind = stored.behind
+        entry.behind, entry.lease = stored.behind, stored.lease
         entry.own = stored.writer == self._writer
         if not entry.shared:
             self._fates[Fate.TAKEN] += 1
@@ -197,15 +212,17 @@ class ValkeyStore:
                 if link.run != ticket.run:
                     return self._late()
                 start = self._prefix(link.run)
-                result, overwritten = await link.call(
+                ttl = self._shared_ttl_ms if entry.shared else self._ttl_ms
+                result, overwritten, heads = await link.call(
                     _PUT,
                     [start + b"k" + name for name in names],
-                    (start, self._ttl_ms, entry.turn, ticket.era, arrived_ms, value),
+                    (start, ttl, entry.turn, ticket.era, arrived_ms, value, *entry.conversations),
                 )
                 outcome = PutResult(result.decode())
         except StoreFailed:
             return PutResult.UNAVAILABLE
         self._fates[Fate.OVERWRITTEN] += overwritten
+        self._dropped(heads, Fate.OVERWRITTEN, entry.lease)
         if outcome is PutResult.LATE:
             return self._late()
         if outcome is PutResult.EXPIRED:
@@ -223,6 +240,24 @@ class ValkeyStore:
                 )
         except StoreFailed:
             return
+
+    async def _end(self, keys: Sequence[bytes], conversations: Sequence[str]) -> bool:
+        try:
+            async with self._client.lend("end") as link:
+                start = self._prefix(link.run)
+                heads = await link.call(_END, [start + b"k" + key_name(key) for key in keys], (start, *conversations))
+        except StoreFailed:
+            return False
+        self._fates[Fate.ENDED] += len(heads)
+        self._dropped(heads, Fate.ENDED)
+        return True
+
+    def _dropped(self, heads: Iterable[bytes], fate: Fate, kept: str = "") -> None:
+        """Tell of the leases of entries that are gone. `kept`: one that lives on under other keys."""
+        for head in heads:
+            found = read_lease(bytes(head))
+            if found is not None and found[1] != kept:
+                self._on_drop(*found, fate)
 
     def _late(self) -> PutResult:
         self._fates[Fate.LATE] += 1

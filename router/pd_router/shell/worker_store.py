@@ -18,7 +18,7 @@ import orjson
 from pd_router.core.errors import ApiError
 from pd_router.core.jsontext import decode_exactly, encode, lost_integers
 from pd_router.core.settings import Settings
-from pd_router.core.store import Entry, Found, Opened, PutResult, Stats
+from pd_router.core.store import Entry, Fate, Found, OnDrop, Opened, PutResult, Stats, tell_nobody
 from pd_router.core.store_settings import FailureKind
 from pd_router.core.worker_wire import Message, plain, read_entry, read_keys, write_entry, write_keys
 from pd_router.shell.channel import Channel, ChannelError
@@ -87,11 +87,16 @@ class WorkerStore:
     def __init__(
         self, line: Line, metrics: SharedStoreMetrics, incarnation_of: Callable[[str, str, float], str]
     ) -> None:
+        self._on_drop: OnDrop = tell_nobody
         self._line = line
         self._metrics = metrics
         self._incarnation_of = incarnation_of
         metrics.up.set(1)
         line.on_change = metrics.up.set
+
+    def report_to(self, on_drop: OnDrop) -> None:
+        """See `HandleStore`."""
+        self._on_drop = on_drop
 
     def start(self) -> None:
         """The channel is open."""
@@ -118,6 +123,13 @@ class WorkerStore:
         if not self._line.up or not keys:
             return None
         return self._forget(keys)
+
+    def end(self, keys: Sequence[bytes], conversations: Sequence[str], now: float) -> bool | Awaitable[bool]:
+        """See `HandleStore`."""
+        if not self._line.up:
+            self._metrics.skipped["end"].inc()
+            return False
+        return self._end(keys, conversations)
 
     def spent(self, entry: Entry) -> None:
         """See `HandleStore`."""
@@ -147,14 +159,26 @@ class WorkerStore:
         entry = read_entry(words, answer.raw)
         # One machine, one clock: the moments that another worker wrote down are this one's, too.
         entry.incarnation = self._incarnation_of(entry.holder, entry.identity, entry.sent)
+        entry.own = False
         return Opened(turn, Found(entry, read_keys([key])[0]))
 
     async def _put(self, entry: Entry, keys: Sequence[bytes]) -> PutResult:
         answer = await self._ask("put", write_entry(entry), write_keys(keys), raw=entry.raw)
+        self._dropped(answer)
         return PutResult.UNAVAILABLE if answer is None else PutResult(answer.words[0])
 
     async def _forget(self, keys: Sequence[bytes]) -> None:
-        await self._ask("forget", write_keys(keys))
+        self._dropped(await self._ask("forget", write_keys(keys)))
+
+    async def _end(self, keys: Sequence[bytes], conversations: Sequence[str]) -> bool:
+        answer = await self._ask("end", write_keys(keys), list(conversations))
+        self._dropped(answer)
+        return answer is not None
+
+    def _dropped(self, answer: Message | None) -> None:
+        """The supervisor talks to no engine; whoever asks it something next ends the leases of what it dropped."""
+        for holder, lease, fate in () if answer is None else answer.words[1]:
+            self._on_drop(holder, lease, Fate(fate))
 
     async def _ask(self, verb: str, *words: Any, raw: bytes = b"") -> Message | None:
         begun = time.monotonic()

@@ -19,6 +19,7 @@ from support.fake_engine.behaviour import (
 from support.fake_engine.connector import Connector, ConnectorConfig, LoadFailed, Parked, Run
 from support.fake_engine.engine import EngineConfig, FakeEngine, Record
 from support.fake_engine.fabric import SECRET, Clock, Fabric, stopped_clock
+from support.fake_engine.leases import LeaseCall, LeaseFault
 from support.fake_engine.tokens import Template, completion_prompts, encode
 
 __all__ = [
@@ -36,6 +37,8 @@ __all__ = [
     "Fault",
     "Gate",
     "Kind",
+    "LeaseCall",
+    "LeaseFault",
     "LoadFailed",
     "Parked",
     "Point",

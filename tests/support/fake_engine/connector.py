@@ -17,11 +17,12 @@ from typing import Any, Literal
 from pd_connector.core.admission import Admission, Leg
 from pd_connector.core.notices import marked
 from pd_connector.core.stamps import Stamps
-from pd_wire import names
+from pd_wire import lease, names
 from pd_wire.moment import Moment
 from support.fake_engine.answers import BlockContent, next_context, root_context
 from support.fake_engine.blocks import BlockPool, prefix_hashes
 from support.fake_engine.fabric import Fabric
+from support.fake_engine.leases import Promises
 from support.fake_engine.verified import Verifier, report_of
 
 EXPIRY_MARGIN = 5.0
@@ -49,7 +50,9 @@ class ConnectorConfig:
     block_tokens: int = 16
     blocks: int = 1 << 18
     prefix_caching: bool | None = None
-    retention: Literal["Pinned", "Unpinned"] = "Pinned"
+    retention: Literal["Pinned", "Unpinned", "Leased"] = "Pinned"
+    lease_seconds: int = 60
+    lease_share: float = 0.5
     decoder_ttl: float = 480.0
     lease: float = 30.0
     recompute_threshold: int = 64
@@ -106,6 +109,7 @@ class Connector:
         self.cut_off: set[str] = set()
         """Names of engines whose blocks can't be read from here, although both engines are well (EL-04)."""
         self._retained: dict[str, Retained] = {}
+        self.promises = Promises(self.pool, fabric.clock, int(config.blocks * config.lease_share))
         self._stamps = Stamps(config.blocks, secrets.token_hex(8))
         self._clock_offset = secrets.randbelow(1_000_000) + 0.25
         self._verifier = Verifier(config.block_tokens, bidirectional=config.bidirectional)
@@ -119,6 +123,7 @@ class Connector:
 
     def expire(self) -> None:
         """Free retained blocks whose time is over."""
+        self.promises.expire()
         now = self.fabric.clock.now()
         for request_id, kept in list(self._retained.items()):
             if kept.expiry is not None and kept.expiry <= now:
@@ -327,6 +332,8 @@ class Connector:
         if count > self.pool.count:
             raise LoadFailed("the prompt is larger than the whole KV memory")
         while self.free_blocks() < count:
+            if self.promises.give_up_one():
+                continue
             self.counters["waits_for_blocks"] += 1
             await asyncio.sleep(0.005)
         return self._take(count)
@@ -343,6 +350,8 @@ class Connector:
         missing = -(-len(tokens) // size) - len(run.blocks)
         if missing > 0:
             self.expire()
+            while self.pool.free < missing and self.promises.give_up_one():
+                pass
             run.blocks += self._take(missing)
         for index in range(start // size, -(-len(tokens) // size)):
             first = index * size
@@ -368,13 +377,19 @@ class Connector:
         ttl = config.lease if to_decode else config.decoder_ttl
         expiry = self.fabric.clock.now() + ttl
         # vLLM's worker starts a timer only for requests that had a remote flag when they were admitted (HL-09).
-        unpinned = not to_decode and config.mode == "verified" and config.retention == names.MODE_UNPINNED
+        unpinned = not to_decode and config.mode == "verified" and config.retention != names.MODE_PINNED
         tracked = to_decode or config.mode == "verified" or bool(run.params and run.params.get("do_remote_prefill"))
         request_id = run.request_id
         if unpinned:
             request_id = marked(request_id)
             extra = {**extra, names.MOMENT_KEY: str(self._stamps.now)}
-            self.pool.release(run.blocks)
+            if config.retention == names.MODE_LEASED and self.promises.has_room(len(run.blocks)):
+                promised = lease.Lease(secrets.token_hex(lease.TOKEN_DIGITS // 2), config.lease_seconds)
+                self.promises.promise(promised, run.blocks)
+                self.fabric.tokens.add(promised.token)
+                extra[names.LEASE_KEY] = str(promised)
+            else:
+                self.pool.release(run.blocks)
         else:
             self._retained[request_id] = Retained(tuple(run.blocks), tuple(tokens), expiry if tracked else None)
         handle: dict[str, Any] = {

@@ -19,6 +19,7 @@ from support.fake_engine.apis import PATHS
 from support.fake_engine.behaviour import Behaviour, Rule
 from support.fake_engine.connector import Connector, ConnectorConfig
 from support.fake_engine.fabric import Fabric
+from support.fake_engine.leases import LeaseCall, LeaseFault
 from support.fake_engine.tokens import Template
 
 Fate = Literal["running", "ended", "failed", "aborted"]
@@ -110,6 +111,8 @@ class FakeEngine:
         self.port = config.port
         self.requests: list[Record] = []
         self.passed: list[Passed] = []
+        self.lease_calls: list[LeaseCall] = []
+        self.lease_fault: LeaseFault | None = None
         self.plan: list[Rule] = []
         self.default = Behaviour()
         self.health_status = 200
@@ -232,6 +235,10 @@ class FakeEngine:
         """Blocks that are in use or retained now."""
         return sum(rank.pool.count - rank.free_blocks() for rank in self.ranks)
 
+    def leases(self) -> dict[str, float]:
+        """Seconds left of each promise that is held now, by its token."""
+        return {token: left for rank in self.ranks for token, left in rank.promises.left().items()}
+
     async def idle(self, seconds: float = 5.0) -> None:
         """Wait until no request runs.
 
@@ -248,6 +255,8 @@ class FakeEngine:
         """Clear log and plan and go back to default behaviour; memory and identity stay."""
         self.requests.clear()
         self.passed.clear()
+        self.lease_calls.clear()
+        self.lease_fault = None
         self.plan.clear()
         self.default = Behaviour()
         self.health_status = 200

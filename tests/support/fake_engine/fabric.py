@@ -61,6 +61,8 @@ class Fabric:
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()
         self.violations: list[str] = []
+        self.tokens: set[str] = set()
+        """Of all leases that engines gave; secrets as those of `secrets` are."""
         self._connectors: dict[tuple[str, int], Connector] = {}
         self._issued: dict[str, Issued] = {}
         self._engine_ids: set[str] = set()

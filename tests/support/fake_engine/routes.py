@@ -12,10 +12,12 @@ from typing import Any
 
 from aiohttp import web
 
+from pd_wire.names import LEASES_PATH
 from support.fake_engine import exposition, wire
 from support.fake_engine.apis import PATHS, as_chat
 from support.fake_engine.engine import FakeEngine, Passed
 from support.fake_engine.exchange import Exchange
+from support.fake_engine.leases import serve_leases
 from support.fake_engine.tokens import PromptError, completion_prompts, decode, encode
 
 MAX_BODY = 256 * 1024 * 1024
@@ -141,6 +143,9 @@ def make_app(engine: FakeEngine) -> web.Application:
         engine.fabric.violate(engine.name, f"a client reached {request.method} {request.path}")
         return web.json_response({})
 
+    async def leases(request: web.Request) -> web.StreamResponse:
+        return await serve_leases(engine, request)
+
     async def generate(request: web.Request) -> web.StreamResponse:
         return await Exchange(engine, request).answer()
 
@@ -160,6 +165,8 @@ def make_app(engine: FakeEngine) -> web.Application:
         app.router.add_post(path, speech)
     for path in STEERING:
         app.router.add_post(path, steering)
+    if engine.config.connector.retention == "Leased":
+        app.router.add_route("*", LEASES_PATH, leases)
     for path in TOLD:
         app.router.add_get(path, steering)
     return app

@@ -18,6 +18,7 @@ ID_A, ID_B = b"0" + b"a" * 16, b"0" + b"b" * 16
 HISTORY_1, HISTORY_2 = b"h" + b"1" * 16, b"h" + b"2" * 16
 TTL = 450.0
 ENGINE_TTL = 480.0
+SHARED_TTL = 900.0
 HOLDER = "d1"
 PROCESS = "uid/start"
 SHARED: dict[str, Any] = {
@@ -25,6 +26,8 @@ SHARED: dict[str, Any] = {
     "pd_moment": "0123456789abcdef-2a",
     "remote_blocks_expiry_time": None,
 }
+
+LEASED: dict[str, Any] = {**SHARED, "pd_mode": "Leased", "pd_lease": "0123456789abcdef" * 2 + "-60"}
 
 
 def handle(host: str = "10.0.0.1", tokens: int = 1000, **more: Any) -> dict[str, Any]:
@@ -338,6 +341,8 @@ class StoreBehaviour:
         assert await store.found(ID_A) is not None
         assert store.stats.fates.get(Fate.TAKEN, 0) == 0
         await store.bench.wait(TTL + 1.0)
+        assert await store.found(HISTORY_1, ID_A) is not None
+        await store.bench.wait(SHARED_TTL - TTL)
         assert await store.found(HISTORY_1, ID_A) is None
 
     async def test_a_newer_turn_takes_the_id_over_and_history_still_leads_to_the_fork(self) -> None:
@@ -365,6 +370,76 @@ class StoreBehaviour:
         assert found is not None
         store.bench.store.spent(found.entry)
         assert store.stats.pinned_tokens == {"d1": 70}
+
+    # -- leases ----------------------------------------------------------------------------------
+    async def test_a_lease_is_found_with_its_handle_unless_it_was_ended(self) -> None:
+        store = await self.begin()
+        await store.leave(ID_A, **LEASED)
+        opened = await store.open(ID_B)
+        without = entry(opened.turn, arrived=store.bench.now, ticket=store.bench.ticket(opened), **LEASED)
+        without.lease = ""
+        await store.put_entry(without, [ID_B])
+        for key, lease in ((ID_A, LEASED["pd_lease"]), (ID_B, "")):
+            found = (await store.open(key)).found
+            assert found is not None
+            assert (found.entry.shared, found.entry.lease) == (True, lease)
+
+    async def test_who_takes_the_last_key_is_told_of_the_lease(self) -> None:
+        store = await self.begin()
+        told: list[Any] = []
+        store.bench.store.report_to(lambda *one: told.append(one))
+        await store.leave(HISTORY_1, **LEASED)
+        await store.leave(HISTORY_1, **{**LEASED, "pd_lease": "f" * 32 + "-9"})
+        assert told == [(HOLDER, LEASED["pd_lease"], Fate.OVERWRITTEN)]
+
+    async def test_nobody_is_told_of_a_lease_that_moves_to_new_keys(self) -> None:
+        store = await self.begin()
+        told: list[Any] = []
+        store.bench.store.report_to(lambda *one: told.append(one))
+        await store.leave(ID_A, **LEASED)
+        opened = await store.open(ID_A)
+        assert opened.found is not None
+        moved, opened.found.entry.lease = opened.found.entry.lease, ""
+        back = replace(opened.found.entry, keys=(), turn=opened.turn, ticket=store.bench.ticket(opened), lease=moved)
+        assert await store.put_entry(back, [ID_A]) is PutResult.STORED
+        assert [lease for _, lease, _ in told if lease == moved] == []
+
+    # -- the end of a conversation ---------------------------------------------------------------
+    async def end(self, store: Benched, keys: Sequence[bytes] = (), conversations: Sequence[str] = ()) -> bool:
+        ended = store.bench.store.end(keys, conversations, store.bench.now)
+        return ended if isinstance(ended, bool) else await ended
+
+    async def test_an_end_drops_all_of_a_conversation_and_tells_of_its_leases(self) -> None:
+        store = await self.begin()
+        told: list[Any] = []
+        store.bench.store.report_to(lambda *one: told.append(one))
+        ours, others = "aa" * 16, "bb" * 16
+        leases = [f"{number:032x}-60" for number in range(4)]
+        for key, conversation, more in (
+            (ID_A, ours, {**LEASED, "pd_lease": leases[0]}),
+            (HISTORY_1, ours, {**LEASED, "pd_lease": leases[1]}),
+            (HISTORY_2, ours, {}),
+            (ID_B, others, {**LEASED, "pd_lease": leases[3]}),
+        ):
+            opened = await store.open()
+            left = entry(opened.turn, arrived=store.bench.now, ticket=store.bench.ticket(opened), **more)
+            left.conversations = (conversation,)
+            await store.put_entry(left, [key])
+        assert await self.end(store, conversations=[ours, "cc" * 16])
+        assert sorted(told) == [(HOLDER, lease, Fate.ENDED) for lease in leases[:2]]
+        assert [await store.found(key) for key in (ID_A, HISTORY_1, HISTORY_2)] == [None] * 3
+        assert await store.found(ID_B) is not None
+        assert store.stats.fates[Fate.ENDED] == 3
+        assert await self.end(store, conversations=[ours])
+        assert store.stats.fates[Fate.ENDED] == 3
+
+    async def test_an_end_drops_what_its_keys_lead_to(self) -> None:
+        store = await self.begin()
+        await store.leave(HISTORY_1, ID_A, **SHARED)
+        await store.leave(HISTORY_2)
+        assert await self.end(store, [HISTORY_1, ID_B])
+        assert await store.found(HISTORY_1, ID_A) is None
+        assert await store.found(HISTORY_2) is not None
 
     # -- what engines still hold -----------------------------------------------------------------
     async def test_pinned_tokens_outlive_the_take_until_sent_or_timed_out(self) -> None:

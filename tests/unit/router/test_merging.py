@@ -190,7 +190,8 @@ def engine(name: str, ready: bool = True, draining: bool = False) -> dict[str, A
 
 
 def status(*engines: dict[str, Any], **discovery: Any) -> dict[str, Any]:
-    page: dict[str, Any] = {"reuse": "on", "started": 5.0, "engines": list(engines), "funnel": {}}
+    leases = {"kept": 2, "renewed": 7}
+    page: dict[str, Any] = {"reuse": "on", "started": 5.0, "engines": list(engines), "funnel": {}, "leases": leases}
     return {**page, "discovery": discovery} if discovery else page
 
 
@@ -199,6 +200,7 @@ def test_an_engine_is_ready_when_every_worker_says_so() -> None:
     merged = merge_status(True, 1.0, pages, {"found": 3})
     assert [(one["engine"], one["ready"]) for one in merged["engines"]] == [("d1", True), ("d2", False), ("d3", False)]
     assert (merged["reuse"], merged["started"], merged["funnel"], merged["workers"]) == ("on", 1.0, {"found": 3}, 2)
+    assert merged["leases"] == {"kept": 4, "renewed": 14}
     assert "discovery" not in merged
     assert merge_status(False, 1.0, [status(engine("d1", draining=True)), status(engine("d1"))], {})["engines"] == [
         engine("d1", draining=True)

@@ -53,6 +53,7 @@ def found(prepared: Prepared, kept: Entry | None = None) -> Decision:
         engines=D,
         hosts=frozenset("h"),
         ttl=60.0,
+        shared_ttl=3600.0,
         threshold=64,
         newest_keys=newest_keys(prepared, keys),
     )

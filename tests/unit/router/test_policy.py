@@ -88,6 +88,7 @@ def judged(
         engines=engines,
         hosts=HOSTS,
         ttl=TTL,
+        shared_ttl=3600.0,
         threshold=threshold,
         local_tokens=local,
         trust_history=trust,
@@ -219,6 +220,7 @@ def bypassed(
         engines=(D1, D2),
         hosts=HOSTS,
         ttl=TTL,
+        shared_ttl=3600.0,
         threshold=64,
         newest_keys=newest_keys(prepared, keys),
     )
@@ -320,7 +322,14 @@ class Conversation:
         keys = self.ring.lookup_keys(tenant, prepared)
         number = self.store.begin(keys, now)
         decision = decide(
-            prepared, self.store.take(keys, now), now=now, engines=(D1,), hosts=HOSTS, ttl=TTL, threshold=64
+            prepared,
+            self.store.take(keys, now),
+            now=now,
+            engines=(D1,),
+            hosts=HOSTS,
+            ttl=TTL,
+            shared_ttl=3600.0,
+            threshold=64,
         )
         answer = make_reply({"role": "assistant", "content": reply}, "stop", None)
         kept = Entry.of(

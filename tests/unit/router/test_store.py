@@ -16,9 +16,12 @@ from unit.router.store_behaviour import (
     ENGINE_TTL,
     HISTORY_1,
     HISTORY_2,
+    HOLDER,
     ID_A,
     ID_B,
+    LEASED,
     SHARED,
+    SHARED_TTL,
     TTL,
     StoreBehaviour,
     entry,
@@ -46,7 +49,7 @@ class TestMemoryStore(StoreBehaviour):
 
 
 def make(cap_bytes: int = 1 << 20, cap_entries: int = 1000) -> MemoryStore:
-    return MemoryStore(cap_bytes, cap_entries, TTL, ENGINE_TTL)
+    return MemoryStore(cap_bytes, cap_entries, TTL, ENGINE_TTL, SHARED_TTL)
 
 
 async def test_a_suite_without_a_factory_says_so() -> None:
@@ -106,8 +109,51 @@ def test_a_shared_handle_that_was_used_goes_before_those_that_were_not() -> None
     assert store.take([ID_A], 4.0) is None
     assert store.take([HISTORY_2], 4.0) is None
     assert store.take([HISTORY_1], 4.0) is not None
-    store.expire(TTL)
-    assert store.stats(TTL).entries == 0
+    store.expire(SHARED_TTL + 3.0)
+    assert store.stats(SHARED_TTL + 3.0).entries == 0
+
+
+def test_of_handles_with_two_lifetimes_each_expires_in_its_own() -> None:
+    store = make()
+    store.put(entry(1, **SHARED), [HISTORY_1], 0.0)
+    store.put(entry(2), [HISTORY_2], 0.0)
+    assert store.expire(TTL) == 1
+    assert store.take([HISTORY_1], TTL) is not None
+    assert store.expire(SHARED_TTL) == 1
+    assert store.stats(SHARED_TTL).entries == 0
+
+
+def test_the_oldest_of_both_kinds_goes_first() -> None:
+    store = make(cap_entries=2)
+    store.put(entry(1, arrived=0.0), [HISTORY_1], 0.0)
+    store.put(entry(2, arrived=1.0, **SHARED), [HISTORY_2], 1.0)
+    store.put(entry(3, arrived=2.0), [ID_A], 2.0)
+    assert store.take([HISTORY_1], 2.0) is None
+    store.put(entry(4, arrived=3.0), [ID_B], 3.0)
+    assert store.take([HISTORY_2], 3.0) is None
+    assert store.take([ID_A], 3.0) is not None
+
+
+@pytest.mark.parametrize(
+    ("drop", "fate"),
+    [
+        (lambda store: store.expire(SHARED_TTL), Fate.EXPIRED),
+        (lambda store: store.take([HISTORY_1], SHARED_TTL), Fate.EXPIRED),
+        (lambda store: store.put(entry(3), [HISTORY_2], 1.0), Fate.EVICTED),
+        (lambda store: store.put(entry(3), [HISTORY_1], 1.0), Fate.OVERWRITTEN),
+        (lambda store: store.end([HISTORY_1], [], 1.0), Fate.ENDED),
+        (lambda store: store.purge_holder(HOLDER, 1.0), None),
+        (lambda store: store.forget([HISTORY_1]), None),
+        (lambda store: store.take([HISTORY_1], 1.0), None),
+    ],
+)
+def test_a_lease_is_told_of_when_its_handle_is_dropped(drop: Any, fate: Fate | None) -> None:
+    store = make(cap_entries=1)
+    told: list[Any] = []
+    store.report_to(lambda *one: told.append(one))
+    store.put(entry(1, **LEASED), [HISTORY_1], 0.0)
+    drop(store)
+    assert told == ([] if fate is None else [(HOLDER, LEASED["pd_lease"], fate)])
 
 
 def test_what_is_too_big_for_the_cap_evicts_nobody() -> None:
@@ -180,6 +226,8 @@ _STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("begin"), st.sets(st.sampled_from(_KEYS), max_size=3)),
         st.tuples(st.just("put"), st.sets(st.sampled_from(_KEYS), max_size=3)),
+        st.tuples(st.just("share"), st.sets(st.sampled_from(_KEYS), max_size=3)),
+        st.tuples(st.just("end"), st.sets(st.sampled_from(_KEYS), max_size=1)),
         st.tuples(st.just("take"), st.sets(st.sampled_from(_KEYS), max_size=3)),
         st.tuples(st.just("forget"), st.sets(st.sampled_from(_KEYS), max_size=2)),
         st.tuples(st.just("purge"), st.just(frozenset())),
@@ -192,7 +240,11 @@ _STEPS = st.lists(
 @settings(deadline=None)
 @given(steps=_STEPS)
 def test_books_balance_after_any_history(steps: list[tuple[str, Any]]) -> None:
-    store = MemoryStore(8_000, 4, TTL, ENGINE_TTL)
+    store = MemoryStore(8_000, 4, TTL, ENGINE_TTL, SHARED_TTL)
+    told: list[str] = []
+    store.report_to(lambda _holder, lease, _fate: told.append(lease))
+    leases: dict[str, Entry] = {}
+    purged: set[str] = set()
     now, turns, taken = 0.0, [0], []
     for number, (verb, keys) in enumerate(steps):
         if verb == "begin":
@@ -200,19 +252,33 @@ def test_books_balance_after_any_history(steps: list[tuple[str, Any]]) -> None:
         elif verb == "put":
             kept = entry(turns[number % len(turns)], arrived=now, holder=f"d{number % 2}")
             store.put(kept, sorted(keys), now)
+        elif verb == "share":
+            lease = f"{number:032x}-60"
+            kept = entry(turns[-1], arrived=now, holder=f"d{number % 2}", **{**LEASED, "pd_lease": lease})
+            kept.conversations = ("c0",)
+            if store.put(kept, sorted(keys), now) in (PutResult.STORED, PutResult.PARTLY_LATE):
+                leases[lease] = kept
+        elif verb == "end":
+            store.end(sorted(keys), ["c0"] if number % 2 else [], now)
+            assert not (number % 2 and store._conversations)
         elif verb == "take":
             found = store.take(sorted(keys), now)
             if found is not None:
                 assert found.key in keys
-                assert found.entry not in taken
+                assert found.entry not in taken or found.entry.shared
                 taken.append(found.entry)
         elif verb == "forget":
             store.forget(sorted(keys))
         elif verb == "purge":
+            purged |= {lease for lease, kept in leases.items() if kept.holder == "d0"}
             store.purge_holder("d0", now)
         else:
             now += TTL / 3
-        alive = list(store._entries.values())
+        alive = [*store._single.values(), *store._shared.values()]
+        assert {kept.lease for kept in alive if kept.lease} == leases.keys() - set(told) - purged
+        assert len(told) == len(set(told))
+        there = {id(kept) for kept in alive if kept.conversations}
+        assert {one for group in store._conversations.values() for one in group} == there
         assert {key: kept for kept in alive for key in kept.keys} == store._index
         assert sum(kept.size for kept in alive) == store.stats(now).bytes <= 8_000
         assert len(alive) == store.stats(now).entries <= 4

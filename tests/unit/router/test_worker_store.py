@@ -22,14 +22,14 @@ from pd_router.shell.store_metrics import SharedStoreMetrics
 from pd_router.shell.store_server import Desk, StoreServer
 from pd_router.shell.worker_store import Line, Shared, WorkerStore
 from support.waiting import until
-from unit.router.store_behaviour import ENGINE_TTL, ID_A, ID_B, TTL, Benched, StoreBehaviour, entry
+from unit.router.store_behaviour import ENGINE_TTL, ID_A, ID_B, SHARED_TTL, TTL, Benched, StoreBehaviour, entry
 
 
 def settings_of(**limits: Any) -> Settings:
     return Settings(
         Endpoint("127.0.0.1", 1),
         Endpoint("127.0.0.1", 2),
-        reuse=Reuse(handle_ttl=TTL, engine_ttl=ENGINE_TTL, cap_bytes=1 << 20),
+        reuse=Reuse(handle_ttl=TTL, engine_ttl=ENGINE_TTL, shared_ttl=SHARED_TTL, cap_bytes=1 << 20),
         tenant_limits=TenantLimits(**limits),
         limits=Limits(response_bytes=1 << 20),
     )

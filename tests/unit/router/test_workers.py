@@ -62,6 +62,7 @@ def test_keys_travel(keys: list[bytes]) -> None:
 def test_an_entry_travels_whole_but_for_what_is_one_process_own() -> None:
     sent = entry(7, arrived=123.456789, pd_proof={"v": 1}, incarnation="3")
     sent.inexact, sent.rank, sent.behind, sent.sent = "why", 2, 55, 120.000000001
+    sent.lease, sent.conversations = "0" * 32 + "-60", ("ab", "cd")
     [message] = Reader().feed(write(Kind.ASK, [write_entry(sent)], sent.raw))
     got = read_entry(message.words[0], message.raw, "9")
     own = {"incarnation", "keys", "ticket"}

@@ -1,0 +1,283 @@
+"""Which of decode's promises to keep a turn's blocks are prolonged, by which right and until when, and which are ended.
+
+Separate from what talks to engines: a table with a clock that is passed in. A promise is prolonged while a turn runs on
+it, while its client is about to answer tool calls, or for as long as its client asked. Without such a right nothing is
+done for it: it runs out by itself. It is ended where no next turn can want it, but never while a turn runs on it.
+
+Each engine is sent one batch at a time, so that what is said last about a promise is also what it hears last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from pd_wire.lease import MAX_BATCH, Lease
+
+END_DELAY: Final = 0.2
+"""Seconds that an end waits for others that come at the same time."""
+MAX_ENDING: Final = 8 * MAX_BATCH
+"""Ends that wait per engine; of more the oldest are left to run out."""
+_REMEMBERED: Final = 8 * MAX_BATCH
+"""Ended promises that are not asked for again: handles may go on leading to their blocks."""
+_LEAST_BEAT: Final = 0.2
+_SLACK: Final = 1.0
+"""Engines count whole seconds."""
+
+
+class Why(StrEnum):
+    """Why a promise is ended early; the value is a metric label."""
+
+    SUPERSEDED = "superseded"
+    """The next turn's handle was kept."""
+    ENDED = "ended"
+    """The client ended the conversation."""
+    DECLINED = "declined"
+    """The client wanted none beyond the turn."""
+    EVICTED = "evicted"
+    EXPIRED = "expired"
+    NOT_KEPT = "not_kept"
+    """The store did not take the handle, so no turn will find it."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A promise that somebody has a right to. Times are the router's clock."""
+
+    seconds: int
+    """What the engine promises at a time."""
+    ends: float
+    """It does not end before, as far as is known."""
+    sure: bool
+    """It is known not to have run out."""
+    turns: int = 0
+    """That run on it."""
+    until: float = -math.inf
+    exact: bool = False
+    """It is to end at `until`: the client said so."""
+    over: Why | None = None
+    """It is to be ended once no turn runs on it."""
+
+    def term(self, now: float) -> int:
+        """Seconds to ask for."""
+        if self.turns or not self.exact:
+            return self.seconds
+        return max(1, min(self.seconds, math.ceil(self.until - now)))
+
+    def due(self, last: float, beat: float) -> float:
+        """When it should be prolonged: at a beat of its engine in the middle third, or at the end of that."""
+        third = self.seconds / 3
+        due = max(self.ends - 2 * third, min(last + beat, self.ends - third))
+        if self.turns:
+            return due
+        if self.exact and self.ends > self.until + _SLACK:
+            return -math.inf  # it is to end sooner
+        return due if due < self.until and not (self.exact and self.ends >= self.until) else math.inf
+
+
+@dataclass(slots=True)
+class _Engine:
+    kept: dict[str, _Kept] = field(default_factory=dict)
+    ending: dict[str, Why] = field(default_factory=dict)
+    at: float = math.inf
+    """When to look again; not later than anything is due."""
+    last: float = -math.inf
+    """When promises were last prolonged."""
+    not_before: float = -math.inf
+    busy: bool = False
+    """A batch is under way."""
+    shortest: int = 0
+
+    def look_at(self, when: float) -> None:
+        self.at = min(self.at, max(when, self.not_before))
+
+
+class Batch(NamedTuple):
+    """What one engine is to be told: token and seconds, 0 to end it."""
+
+    items: tuple[tuple[str, int], ...]
+    sent: float
+    engine: object
+
+
+class Outcome(NamedTuple):
+    """What became of a batch."""
+
+    renewed: int = 0
+    released: tuple[Why, ...] = ()
+    lost: int = 0
+    """Promises that should have held and did not."""
+
+
+class Leases:
+    """The promises of all engines that this router has to do something for.
+
+    Args:
+        heartbeat: seconds between two batches of renewals for one engine; 0 is a third of the shortest promise there.
+    """
+
+    def __init__(self, heartbeat: float = 0.0) -> None:
+        self._heartbeat = heartbeat
+        self._engines: dict[str, _Engine] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(len(engine.kept) for engine in self._engines.values())
+
+    # -- rights --------------------------------------------------------------------------------------
+    def begin(self, holder: str, lease: Lease, ends: float, now: float, *, sure: bool = True) -> None:
+        """A turn runs on it from here on. `ends`: it holds at least until then; `sure`: nobody else can have ended it
+        before."""
+        if lease.token in self._ended:
+            return
+        engine = self._engine(holder, lease.seconds)
+        kept = engine.kept.get(lease.token)
+        if kept is None:
+            kept = engine.kept[lease.token] = _Kept(lease.seconds, ends, sure and ends > now)
+        kept.turns += 1
+        self._look_at(engine, lease.token, kept)
+
+    def end(self, holder: str, token: str, now: float) -> None:
+        """A turn that ran on it is over."""
+        engine = self._engines.get(holder)
+        kept = None if engine is None else engine.kept.get(token)
+        if engine is None or kept is None or not kept.turns:
+            return
+        kept.turns -= 1
+        if kept.turns:
+            return
+        if kept.over is not None:
+            self._end_early(engine, token, kept.over, now)
+        else:
+            self._look_at(engine, token, kept)
+
+    def hold(self, holder: str, lease: Lease, until: float, now: float, *, exact: bool) -> None:
+        """A turn has left it just now, and it shall hold until then; with `exact` not longer."""
+        engine = self._engine(holder, lease.seconds)
+        kept = engine.kept.get(lease.token)
+        if kept is None:
+            kept = engine.kept[lease.token] = _Kept(lease.seconds, now + lease.seconds, True)
+        kept.until, kept.exact = until, exact
+        self._look_at(engine, lease.token, kept)
+
+    def release(self, holder: str, lease: Lease, why: Why, now: float) -> None:
+        """Nobody will want it any more; it is ended once no turn here runs on it."""
+        engine = self._engine(holder, lease.seconds)
+        kept = engine.kept.get(lease.token)
+        if kept is not None and kept.turns:
+            kept.over = kept.over or why
+            kept.until = -math.inf
+        else:
+            self._end_early(engine, lease.token, why, now)
+
+    def forget(self, holder: str) -> None:
+        """The engine's process is gone, and its promises with it."""
+        self._engines.pop(holder, None)
+
+    # -- batches -------------------------------------------------------------------------------------
+    def next_at(self) -> float:
+        """When something is to be done; infinity when there is nothing."""
+        return min((engine.at for engine in self._engines.values() if not engine.busy), default=math.inf)
+
+    def due(self, now: float) -> list[str]:
+        """Engines that something is to be done for now."""
+        return [holder for holder, engine in self._engines.items() if engine.at <= now and not engine.busy]
+
+    def batch(self, holder: str, now: float) -> Batch | None:
+        """What to tell an engine now, at most `MAX_BATCH` promises; `answered` must follow. None: nothing."""
+        engine = self._engines[holder]
+        items = [(token, 0) for token in list(engine.ending)[:MAX_BATCH]]
+        beat = self._tidy(engine)
+        waiting = sorted((kept.due(engine.last, beat), kept.ends, token) for token, kept in engine.kept.items())
+        if waiting and waiting[0][0] <= now and len(items) < MAX_BATCH:
+            # With what is due go those that would be due soon.
+            chosen = [token for due, _, token in waiting[: MAX_BATCH - len(items)] if due <= now + beat / 2]
+            items += [(token, engine.kept[token].term(now)) for token in chosen]
+            engine.last = now
+        if not items:
+            self._settle(holder, engine, beat, now)
+            return None
+        engine.busy = True
+        return Batch(tuple(items), now, engine)
+
+    def answered(self, holder: str, batch: Batch, left: Sequence[int] | None, now: float) -> Outcome:
+        """The engine has answered with the seconds left of each, or, with None, it has not."""
+        engine = self._engines.get(holder)
+        if engine is None or engine is not batch.engine:
+            return Outcome()
+        engine.busy = False
+        released: list[Why] = []
+        renewed = lost = 0
+        for place, (token, asked) in enumerate(batch.items):
+            kept = engine.kept.get(token)
+            if asked == 0:
+                why = engine.ending.pop(token, None)
+                if why is not None and left is not None:
+                    released.append(why)
+            elif left is None or kept is None:
+                continue
+            elif left[place] < 1:
+                lost += kept.sure
+                del engine.kept[token]
+            else:
+                renewed += 1
+                kept.ends, kept.sure = batch.sent + min(left[place], asked), True
+        beat = self._beat(engine)
+        engine.not_before = now + max(1.0, beat / 2) if left is None else now
+        self._settle(holder, engine, self._tidy(engine), now)
+        return Outcome(renewed, tuple(released), lost)
+
+    # -- inside --------------------------------------------------------------------------------------
+    def _engine(self, holder: str, seconds: int) -> _Engine:
+        engine = self._engines.get(holder)
+        if engine is None:
+            engine = self._engines[holder] = _Engine(shortest=seconds)
+        engine.shortest = min(engine.shortest, seconds)
+        return engine
+
+    def _beat(self, engine: _Engine) -> float:
+        return self._heartbeat or max(engine.shortest / 3, _LEAST_BEAT)
+
+    def _look_at(self, engine: _Engine, token: str, kept: _Kept) -> None:
+        """What is known of a promise has changed."""
+        due = kept.due(engine.last, self._beat(engine))
+        if due == math.inf:
+            del engine.kept[token]
+        else:
+            engine.look_at(due)
+
+    def _end_early(self, engine: _Engine, token: str, why: Why, now: float) -> None:
+        engine.kept.pop(token, None)
+        if token in self._ended:
+            return
+        self._ended[token] = None
+        if len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
+        engine.ending[token] = why
+        if len(engine.ending) > MAX_ENDING:
+            del engine.ending[next(iter(engine.ending))]
+        engine.look_at(now + END_DELAY)
+
+    def _tidy(self, engine: _Engine) -> float:
+        """Let go of promises without a right. Returns the seconds between two batches of renewals."""
+        beat = self._beat(engine)
+        for token, kept in list(engine.kept.items()):
+            if kept.due(engine.last, beat) == math.inf:
+                del engine.kept[token]
+        engine.shortest = min((kept.seconds for kept in engine.kept.values()), default=engine.shortest)
+        return self._beat(engine)
+
+    def _settle(self, holder: str, engine: _Engine, beat: float, now: float) -> None:
+        """Work out when to look again; an engine without promises is let go of."""
+        if not engine.kept and not engine.ending:
+            del self._engines[holder]
+            return
+        engine.at = math.inf
+        if engine.ending:
+            engine.look_at(now + END_DELAY)
+        for kept in engine.kept.values():
+            engine.look_at(kept.due(engine.last, beat))
