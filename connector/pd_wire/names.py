@@ -77,7 +77,7 @@ EXTRA_CONFIG_KEYS: Final = frozenset(
 
 RETENTION_OPTION: Final = "pd_retention"
 """Ours: what becomes of a finished turn's blocks on decode, a mode."""
-RETENTIONS: Final = (MODE_UNPINNED, MODE_PINNED)
+RETENTIONS: Final = (MODE_UNPINNED, MODE_PINNED, MODE_LEASED)
 LEASE_SECONDS_OPTION: Final = "pd_lease_seconds"
 """Ours, with Leased: for how long a holder keeps a turn's blocks without being asked, in whole seconds."""
 LEASE_SHARE_OPTION: Final = "pd_lease_share"

@@ -48,7 +48,15 @@ class Lab:
 
     # --- configuration ---------------------------------------------------------------------------
 
-    def config(self, *, role: str, stock: bool = False, extra: dict[str, Any] | None = None, **transfer: Any) -> Any:
+    def config(
+        self,
+        *,
+        role: str,
+        stock: bool = False,
+        extra: dict[str, Any] | None = None,
+        prefix_caching: bool = False,
+        **transfer: Any,
+    ) -> Any:
         """A real `VllmConfig` with a made-up model."""
         ours = {"kv_connector": "PDConnector", "kv_connector_module_path": "pd_connector.connector"}
         settings = {
@@ -58,7 +66,7 @@ class Lab:
             "kv_connector_extra_config": {"bidirectional_kv_xfer": True, "kv_recompute_threshold": 32, **(extra or {})},
             **transfer,
         }
-        cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=False)
+        cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=prefix_caching)
         cache.num_gpu_blocks = BLOCKS
         config = VllmConfig(
             cache_config=cache,
@@ -106,14 +114,14 @@ class Lab:
 
         return PDConnector(config, KVConnectorRole.SCHEDULER, self.cache())
 
-    def scheduler(self, role: str, *, stock: bool = False, **config: Any) -> Any:
+    def scheduler(self, role: str, *, stock: bool = False, log_stats: bool = False, **config: Any) -> Any:
         """vLLM's real scheduler around the connector."""
         return Scheduler(
             vllm_config=self.config(role=role, stock=stock, **config),
             kv_cache_config=self.cache(),
             structured_output_manager=_NoGrammars(),
             block_size=BLOCK,
-            log_stats=False,
+            log_stats=log_stats,
         )
 
     @contextmanager
@@ -136,6 +144,14 @@ class Lab:
             prompt_logprobs=more.pop("prompt_logprobs", None),
         )
         return Request(name, list(tokens), sampling, None, **more)
+
+    def hashed(self) -> dict[str, Any]:
+        """Arguments of a request that the prefix cache shall know."""
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+
+        init_none_hash(sha256)
+        return {"block_hasher": get_request_block_hasher(BLOCK, sha256)}
 
     def arrive(self, side: Any, name: str, tokens: Sequence[int], params: Any, **more: Any) -> Any:
         """A request that the scheduler has announced to the connector."""

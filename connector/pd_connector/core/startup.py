@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from pd_wire import names
+from pd_wire.lease import MAX_SECONDS
 
 EXPIRY_MARGIN_SECONDS: Final = 5
 """P declines a read this long before the deadline, so a shorter lease can never be used."""
@@ -108,6 +109,7 @@ def _value_faults(extra: Mapping[str, Any]) -> list[str]:
     if retention not in names.RETENTIONS:
         allowed = " or ".join(names.RETENTIONS)
         faults.append(f"kv_connector_extra_config.{names.RETENTION_OPTION} must be {allowed}, got {retention!r}")
+    faults += _lease_faults(extra, retention)
     threshold = extra.get("kv_recompute_threshold", 64)
     if isinstance(threshold, bool) or not isinstance(threshold, int) or threshold < 0:
         faults.append(f"kv_connector_extra_config.kv_recompute_threshold must be tokens from 0, got {threshold!r}")
@@ -120,6 +122,29 @@ def _value_faults(extra: Mapping[str, Any]) -> list[str]:
     backends = extra.get("backends", ["UCX"])
     if not isinstance(backends, list) or not backends or not all(isinstance(name, str) and name for name in backends):
         faults.append(f'kv_connector_extra_config.backends must be a list such as ["UCX"], got {backends!r}')
+    return faults
+
+
+def _lease_faults(extra: Mapping[str, Any], retention: Any) -> list[str]:
+    faults = []
+    for key in (names.LEASE_SECONDS_OPTION, names.LEASE_SHARE_OPTION):
+        if key in extra and retention != names.MODE_LEASED:
+            faults.append(
+                f"kv_connector_extra_config.{key} means nothing without {names.RETENTION_OPTION} {names.MODE_LEASED}: "
+                "set that, or remove it"
+            )
+    seconds = extra.get(names.LEASE_SECONDS_OPTION, 60)
+    if isinstance(seconds, bool) or not isinstance(seconds, int) or not 1 <= seconds <= MAX_SECONDS:
+        faults.append(
+            f"kv_connector_extra_config.{names.LEASE_SECONDS_OPTION} must be whole seconds from 1 to {MAX_SECONDS}, "
+            f"got {seconds!r}"
+        )
+    share = extra.get(names.LEASE_SHARE_OPTION, 0.5)
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
+        faults.append(
+            f"kv_connector_extra_config.{names.LEASE_SHARE_OPTION} must be a part of all blocks, more than 0 and less "
+            f"than 1, got {share!r}"
+        )
     return faults
 
 

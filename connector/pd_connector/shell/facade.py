@@ -15,9 +15,11 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 from pd_connector import compat
+from pd_connector.core.counts import Changes
 from pd_connector.core.startup import Configuration, ConfigurationRefused, HandleInStream, configuration_faults
 from pd_connector.shell import cpu, stream, worker
 from pd_connector.shell.scheduler import PDPullScheduler
+from pd_connector.shell.stats import PDPromMetrics, PDStats, accept_ours
 
 logger = init_logger("vllm.pd_connector")
 _RUST_FRONTEND: Final = "VLLM_USE_RUST_FRONTEND"
@@ -48,6 +50,7 @@ class PDConnector(NixlPullConnector):  # type: ignore[misc]
         if not in_scheduler:
             worker.adopt(self.connector_worker)
         if in_scheduler:
+            self._changes = Changes()
             self.connector_scheduler = PDPullScheduler(vllm_config, self.engine_id, kv_cache_config)
             logger.info("pd_connector is active: vLLM %s, handle in streams: %s", compat.installed_version(), seen)
             if seen is HandleInStream.UNKNOWN:
@@ -60,7 +63,34 @@ class PDConnector(NixlPullConnector):  # type: ignore[misc]
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         """vLLM's scheduler shows its block pool."""
         super().bind_gpu_block_pool(gpu_block_pool)
-        self.connector_scheduler.bind_block_pool(gpu_block_pool)
+        # The manager that owns the pool is there by now, in each release that calls this.
+        watermark = getattr(getattr(self, "_kv_cache_manager", None), "watermark_blocks", 0)
+        self.connector_scheduler.bind_block_pool(gpu_block_pool, watermark)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """A step is over. Its workers' statistics will be joined with ours."""
+        super().update_connector_output(connector_output)
+        if connector_output.kv_connector_stats is not None:
+            accept_ours(connector_output.kv_connector_stats.data)
+
+    def get_kv_connector_stats(self) -> Any:
+        """In the scheduler, what has changed about finished turns' blocks; in a worker, its transfers."""
+        if self.connector_worker is not None:
+            return super().get_kv_connector_stats()
+        changed = self._changes.of(self.connector_scheduler.counts())
+        return PDStats(data=changed) if changed else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
+        """Where `/metrics` is served: the statistics of a step."""
+        return PDStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any
+    ) -> Any:
+        """Where `/metrics` is served: its metrics."""
+        return PDPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def reset_cache(self) -> bool:
         """vLLM resets its KV cache, for a sleep or new weights."""

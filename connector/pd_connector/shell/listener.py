@@ -1,4 +1,4 @@
-"""The side channel's listener: vLLM's handshakes, our questions, and nothing that could end it (IS-06).
+"""The side channel's listener: vLLM's handshakes, our messages, and nothing that could end it (IS-06).
 
 vLLM's listener has no guard: one frame that does not decode, or names an unknown rank, ends its thread. From then on no
 new peer can shake hands, while the engine looks healthy. The protocol of the handshake stays vLLM's and so does its
@@ -18,6 +18,7 @@ import zmq
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG
 from vllm.logger import init_logger
 
+from pd_connector.core.lease_message import is_change
 from pd_connector.core.question import is_question
 
 logger = init_logger("vllm.pd_connector")
@@ -43,7 +44,7 @@ def serve(
 
     Args:
         listen: vLLM's listener.
-        answer: answers our questions, ``None`` where a message deserves no answer.
+        answer: answers our messages, ``None`` where a message deserves no answer.
         encoded_data: handshake metadata by rank.
         ready_event: set once the port is open, or can't be.
         stop_event: set when the engine stops.
@@ -103,7 +104,7 @@ class _GuardedSocket:
             zmq.Again: when something else came, or nothing; the reader then looks whether it is to stop.
         """
         frames: list[bytes] = self._socket.recv_multipart()
-        if len(frames) == 3 and is_question(frames[2]):
+        if len(frames) == 3 and not frames[1] and (is_question(frames[2]) or is_change(frames[2])):
             reply = self._answer(frames[2])
             if reply is not None:
                 self._socket.send_multipart((frames[0], b"", reply))

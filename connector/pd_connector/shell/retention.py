@@ -10,16 +10,25 @@ Runs in the scheduler's thread, except `answer`, which the side channel's thread
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from vllm.logger import init_logger
-
-from pd_connector.core.question import Unreadable, decode, encode_answer
+from pd_connector.core import lease_message, question
+from pd_connector.core.question import Unreadable
 from pd_connector.core.stamps import Stamps
+from pd_wire import names
+from pd_wire.lease import Lease
 from pd_wire.moment import EPOCH_DIGITS, Moment
 
-logger = init_logger("vllm.pd_connector")
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a handle has to carry about its blocks."""
+
+    mode: str
+    moment: Moment
+    lease: Lease | None = None
 
 
 class UnpinnedRetention:
@@ -39,45 +48,86 @@ class UnpinnedRetention:
         self._stamps = Stamps(pool.num_gpu_blocks, _draw_epoch())
         self._waiting: list[tuple[int, list[Any]]] = []
         self._step = 0
+        self._readable: set[int] = set()
+        self._handed_over_blocks = 0
 
     @property
     def pending(self) -> bool:
-        """Blocks wait for their last step to end; an idle engine has to take it."""
+        """Blocks wait to be given back; an idle engine has to take a step for it."""
         return bool(self._waiting)
 
-    def keep_readable(self, block_ids: Sequence[int]) -> Moment:
+    def keep_readable(self, block_ids: Sequence[int]) -> Kept:
         """Hold a finished turn's blocks until they can be given back with a watch on each.
 
         To be called before vLLM frees them. Returns what the handle has to carry.
         """
-        blocks = [self._pool.blocks[block_id] for block_id in block_ids]
-        self._pool.touch(blocks)
-        self._waiting.append((self._step + self._steps, blocks))
-        return self._stamps.now
+        self._waiting.append((self._step + self._steps, self._touch(block_ids)))
+        return Kept(names.MODE_UNPINNED, self._stamps.now)
 
-    def end_step(self) -> None:
-        """A step is planned: give back what was waiting for it. The turn's last blocks are taken first."""
+    def make_room(self, request: Any, local_tokens: int) -> None:
+        """vLLM is about to look for blocks for a waiting request, of which the prefix cache has ``local_tokens``."""
+
+    def allocated(self, request: Any, blocks: int) -> None:
+        """A waiting request has got ``blocks``, those of the prefix cache included."""
+
+    def gone(self, request_id: str) -> None:
+        """A request has ended."""
+
+    def end_step(self, scheduled: Mapping[str, int]) -> None:
+        """A step is planned, with so many tokens of each request: give back what was waiting for it.
+
+        The turn's last blocks are taken first.
+        """
         while self._waiting and self._waiting[0][0] <= self._step:
             _, blocks = self._waiting.pop(0)
-            self._pool.unpin_blocks(reversed(blocks), self._handed_over)
+            self._give_back(blocks)
         self._step += 1
 
     def forget(self) -> None:
         """The KV cache was reset: no handle from before may be used."""
         self._stamps.renew(_draw_epoch())
+        self._readable.clear()
 
     def answer(self, message: bytes) -> bytes | None:
         """The answer to a message that came in by the side channel, or ``None`` when it deserves none."""
         try:
-            question = decode(message)
+            if lease_message.is_change(message):
+                return lease_message.encode_answer(self._set_ends(lease_message.decode(message)))
+            asked = question.decode(message)
         except Unreadable:
             return None
-        if question.engine != self._engine_id:
-            return encode_answer(0)
-        return encode_answer(self._stamps.intact(question.moment, question.blocks))
+        if asked.engine != self._engine_id:
+            return question.encode_answer(0)
+        return question.encode_answer(self._stamps.intact(asked.moment, asked.blocks))
+
+    def counts(self) -> dict[str, int]:
+        """Numbers for the engine's metrics by their keys in `core.counts`."""
+        return {"readable_blocks": len(self._readable), "handed_over_blocks": self._handed_over_blocks}
+
+    def _set_ends(self, batch: Sequence[lease_message.NewEnd]) -> list[int]:
+        return [0] * len(batch)
+
+    def _touch(self, block_ids: Iterable[int]) -> list[Any]:
+        blocks = [self._pool.blocks[block_id] for block_id in block_ids]
+        self._pool.touch(blocks)
+        return blocks
+
+    def _give_back(self, blocks: Sequence[Any]) -> None:
+        self._readable.update(block.block_id for block in blocks)
+        self._pool.unpin_blocks(reversed(blocks), self._handed_over)
 
     def _handed_over(self, block: Any) -> None:
         self._stamps.handed_over(block.block_id)
+        self._readable.discard(block.block_id)
+        self._handed_over_blocks += 1
+
+
+def without_leases(message: bytes) -> bytes | None:
+    """The answer of an engine that keeps blocks in vLLM's own way: of every lease, that it is not held."""
+    try:
+        return lease_message.encode_answer([0] * len(lease_message.decode(message)))
+    except Unreadable:
+        return None
 
 
 def _draw_epoch() -> str:

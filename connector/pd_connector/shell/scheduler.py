@@ -24,11 +24,11 @@ from pd_connector.core.progress import Event, Progress
 from pd_connector.core.scope import Shape, proof_obstacle, proven_length, pull_obstacle, scope_bytes
 from pd_connector.core.spent import SpentHandles
 from pd_connector.shell import listener
+from pd_connector.shell.leasing import make_retention
 from pd_connector.shell.ledger import Entry, Ledger
 from pd_connector.shell.reading import UnpinnedReading
-from pd_connector.shell.retention import UnpinnedRetention
+from pd_connector.shell.retention import Kept, UnpinnedRetention, without_leases
 from pd_wire import names, proof
-from pd_wire.moment import Moment
 
 logger = init_logger("vllm.pd_connector")
 
@@ -81,20 +81,26 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             return "the model has KV cache groups other than one of full attention"
         return compat.unpinned_obstacle()
 
-    def bind_block_pool(self, pool: Any) -> None:
-        """vLLM's scheduler has made its block pool: decide what becomes of finished turns' blocks."""
+    def bind_block_pool(self, pool: Any, watermark_blocks: int = 0) -> None:
+        """vLLM's scheduler has made its block pool: decide what becomes of finished turns' blocks.
+
+        `watermark_blocks` stay free when it admits a request.
+        """
         transfer = self.vllm_config.kv_transfer_config
         wanted = transfer.get_from_extra_config(names.RETENTION_OPTION, names.MODE_PINNED)
-        if wanted != names.MODE_UNPINNED or transfer.kv_role != names.KV_ROLES[names.ROLE_DECODE]:
+        if wanted == names.MODE_PINNED or transfer.kv_role != names.KV_ROLES[names.ROLE_DECODE]:
             return
         obstacle = self._engine.pull_obstacle or self._engine.proof_obstacle or self._unpinned_obstacle()
         if obstacle:
             logger.warning("Retention is %s, not %s: %s", names.MODE_PINNED, wanted, obstacle)
             self._fallback = obstacle
             return
-        steps = self.vllm_config.max_concurrent_batches - 1
-        self._retention = UnpinnedRetention(pool, self.engine_id, steps)
-        logger.info("Retention is %s", names.MODE_UNPINNED)
+        self._retention = make_retention(wanted, self.vllm_config, pool, self.engine_id, watermark_blocks)
+        logger.info("Retention is %s", wanted)
+
+    def counts(self) -> dict[str, int]:
+        """Numbers about finished turns' blocks, by their keys in `core.counts`; none with vLLM's own retention."""
+        return {} if self._retention is None else self._retention.counts()
 
     def forget_blocks(self) -> None:
         """The KV cache was reset."""
@@ -125,6 +131,8 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
 
         May be called any number of times before the allocation, and the answer stays the same.
         """
+        if self._retention is not None:
+            self._retention.make_room(request, num_computed_tokens)
         entry = self._entry(request)
         if entry is None:
             return 0, False
@@ -140,6 +148,8 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Start the pull, or tell the holder that there will be none."""
+        if self._retention is not None:
+            self._retention.allocated(request, len(blocks.blocks[0]))
         entry = self._entry(request)
         if entry is None:
             return
@@ -168,6 +178,8 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         """Decide what happens to the blocks, and complete the answer's parameters."""
+        if self._retention is not None:
+            self._retention.gone(request.request_id)
         entry = self.pd_ledger.get(request.request_id)
         if entry is None:
             # No parameters, or junk that was removed on arrival: nothing may be kept, nobody would free it.
@@ -179,9 +191,9 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             delayed, params = self._free_now(request), None
         else:
             delayed, params = super().request_finished(request, block_ids)
-        moment = None
+        kept = None
         if delayed and shown is not None and self._retention is not None:
-            moment, delayed = self._retention.keep_readable(block_ids[0][: shown.blocks]), False
+            kept, delayed = self._retention.keep_readable(block_ids[0][: shown.blocks]), False
             # vLLM has noted a lease by now.
             del self._reqs_need_send[request.request_id]
             self._reqs_not_processed.add(request.request_id)
@@ -191,7 +203,7 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self.pd_ledger.advance(entry, Event.FINISHED_RETAINED if delayed else Event.FINISHED)
         if delayed and shown is not None and params is not None and self._fallback:
             params[names.FALLBACK_KEY] = self._fallback
-        return delayed, _completed(params, entry, shown, moment)
+        return delayed, _completed(params, entry, shown, kept)
 
     def has_pending_push_work(self) -> bool:
         """Keep an idle engine stepping until finished turns' blocks are back in the pool."""
@@ -215,7 +227,7 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             self._reading.attach(meta.reqs_to_recv, self.pd_ledger)
             self._reading.begin_step()
         if self._retention is not None:
-            self._retention.end_step()
+            self._retention.end_step(scheduler_output.num_scheduled_tokens)
         return meta
 
     # --- parts ----------------------------------------------------------------------------------
@@ -292,9 +304,7 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             )
 
     def _nixl_handshake_listener(self, *args: Any, **kwargs: Any) -> None:
-        def answer(message: bytes) -> bytes | None:
-            return self._retention.answer(message) if self._retention is not None else None
-
+        answer = without_leases if self._retention is None else self._retention.answer
         listener.serve(NixlPullConnectorScheduler._nixl_handshake_listener, answer, *args, **kwargs)
 
 
@@ -321,16 +331,18 @@ def _context_parallel_obstacle(parallel: Any) -> str | None:
 
 
 def _completed(
-    params: dict[str, Any] | None, entry: Entry, shown: proof.Proof | None, moment: Moment | None
+    params: dict[str, Any] | None, entry: Entry, shown: proof.Proof | None, kept: Kept | None
 ) -> dict[str, Any] | None:
     """vLLM's answer parameters with ours added."""
     if params is None:
         return None
     if shown is not None:
         params[names.PROOF_KEY] = proof.encode(shown)
-        params[names.MODE_KEY] = names.MODE_PINNED if moment is None else names.MODE_UNPINNED
-    if moment is not None:
-        params[names.MOMENT_KEY] = str(moment)
+        params[names.MODE_KEY] = names.MODE_PINNED if kept is None else kept.mode
+    if kept is not None:
+        params[names.MOMENT_KEY] = str(kept.moment)
+        if kept.lease is not None:
+            params[names.LEASE_KEY] = str(kept.lease)
         params["remote_blocks_expiry_time"] = None
         params["remote_request_id"] = marked(params["remote_request_id"])
     report = entry.report()

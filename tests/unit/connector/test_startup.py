@@ -108,6 +108,30 @@ def test_a_value_that_vllm_would_misread_is_refused(key: str, value: object) -> 
     assert repr(value) in fault
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("pd_lease_seconds", value) for value in (0, -1, 3601, 60.0, "60", True, None)),
+        *(("pd_lease_share", value) for value in (0, 1, 1.5, -0.5, float("nan"), "0.5", True, None)),
+    ],
+)
+def test_a_lease_option_out_of_range_is_refused(key: str, value: object) -> None:
+    (fault,) = with_extra(pd_retention="Leased", **{key: value})
+    assert f"kv_connector_extra_config.{key} must be" in fault
+    assert repr(value) in fault
+
+
+def test_lease_options_need_leases() -> None:
+    options = {"pd_lease_seconds": 3600, "pd_lease_share": 0.9}
+    assert with_extra(pd_retention="Leased", **options) == []
+    for other in ({}, {"pd_retention": "Unpinned"}, {"pd_retention": "Pinned"}):
+        assert len(with_extra(**options, **other)) == 2
+        (fault,) = with_extra(pd_lease_share=0.5, **other)
+        assert "means nothing without pd_retention Leased" in fault
+    (fault,) = with_extra(pd_retention="Lease")
+    assert "Unpinned or Pinned or Leased" in fault
+
+
 def test_a_host_buffer_can_not_read_back() -> None:
     (fault,) = faults(buffer_device="cpu")
     assert "set kv_buffer_device to cuda" in fault

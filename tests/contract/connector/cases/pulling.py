@@ -129,7 +129,7 @@ def case_everything_local_tells_the_holder(lab: Any) -> None:
 def case_a_handle_without_proof_is_not_read(lab: Any) -> None:
     from support.vllm_lab import for_prefill
 
-    for change in ({"pd_proof": None}, {"pd_proof": {"v": 9}}, {"pd_mode": None}, {"pd_mode": "Leased"}):
+    for change in ({"pd_proof": None}, {"pd_proof": {"v": 9}}, {"pd_mode": None}, {"pd_mode": "Kept"}):
         side = lab.side("prefill")
         request = lab.arrive(side, "p", NEXT, for_prefill(lab.decoder_handle(TURN), **change))
         assert lab.allocate(side, request) == (0, False), change

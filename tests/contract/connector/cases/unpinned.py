@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-TURN = list(range(1000, 1100))
-"""Tokens of the turn that D holds: 99 computed, 6 whole blocks of 16."""
+from support.vllm_turns import TURN, SideChannel, idle, intact, is_free, supported, turn
+
 NEXT = [*TURN, *range(3000, 3060)]
 RECOMPUTE = {"kv_load_failure_policy": "recompute"}
 UNPINNED = {"extra": {"pd_retention": "Unpinned"}}
@@ -16,7 +16,7 @@ UNPINNED = {"extra": {"pd_retention": "Unpinned"}}
 
 def case_the_pool_is_free_after_a_turn_and_the_handle_says_when_it_ended(lab: Any) -> None:
     scheduler, handle = _turn(lab)
-    if not _supported():
+    if not supported():
         assert handle["pd_mode"] == "Pinned"
         assert handle["remote_blocks_expiry_time"] is not None
         return
@@ -28,14 +28,14 @@ def case_the_pool_is_free_after_a_turn_and_the_handle_says_when_it_ended(lab: An
     assert handle["remote_blocks_expiry_time"] is None
     assert decoder_handle_fault(handle) is None
     assert not scheduler.requests
-    _idle(lab, scheduler)
-    assert _free(scheduler)
+    idle(lab, scheduler)
+    assert is_free(scheduler)
     assert not scheduler.connector.has_pending_push_work()
 
 
 def case_the_worker_is_told_to_forget_the_turn(lab: Any) -> None:
     scheduler, handle = _turn(lab)
-    if _supported():
+    if supported():
         metadata = scheduler.schedule().kv_connector_metadata
         assert not metadata.reqs_to_send
         assert "turn" in metadata.reqs_not_processed
@@ -44,54 +44,54 @@ def case_the_worker_is_told_to_forget_the_turn(lab: Any) -> None:
 
 def case_blocks_stay_intact_until_the_pool_hands_them_out(lab: Any) -> None:
     scheduler, handle = _turn(lab)
-    if not _supported():
+    if not supported():
         return
-    _idle(lab, scheduler)
-    assert _ask(scheduler, handle) == 6
+    idle(lab, scheduler)
+    assert intact(scheduler, handle) == 6
     # The rest of the pool is taken first, the turn's last block before its first one.
     pool = scheduler.kv_cache_manager.block_pool
     others = pool.get_new_blocks(pool.get_num_free_blocks() - 6)
-    assert _ask(scheduler, handle) == 6
+    assert intact(scheduler, handle) == 6
     for left in (5, 4, 3, 2, 1, 0):
         others += pool.get_new_blocks(1)
-        assert _ask(scheduler, handle) == left
+        assert intact(scheduler, handle) == left
     # Given back and never written again, they are still somebody else's.
     pool.free_blocks(others)
-    assert _ask(scheduler, handle) == 0
+    assert intact(scheduler, handle) == 0
 
 
 def case_a_reset_cache_ends_every_handle(lab: Any) -> None:
     scheduler, handle = _turn(lab)
-    if not _supported():
+    if not supported():
         return
-    _idle(lab, scheduler)
+    idle(lab, scheduler)
     assert scheduler.reset_prefix_cache()
-    assert _ask(scheduler, handle) == 0
+    assert intact(scheduler, handle) == 0
     _, again = _turn(lab, scheduler)
-    _idle(lab, scheduler)
-    assert _ask(scheduler, again) == 6
+    idle(lab, scheduler)
+    assert intact(scheduler, again) == 6
     scheduler.connector.reset_cache()
-    assert _ask(scheduler, again) == 0
+    assert intact(scheduler, again) == 0
 
 
 def case_another_engine_or_epoch_has_nothing(lab: Any) -> None:
     scheduler, handle = _turn(lab)
-    if not _supported():
+    if not supported():
         return
-    _idle(lab, scheduler)
-    assert _ask(scheduler, {**handle, "remote_engine_id": "another"}) == 0
+    idle(lab, scheduler)
+    assert intact(scheduler, {**handle, "remote_engine_id": "another"}) == 0
     epoch, count = handle["pd_moment"].split("-")
     other = ("0" if epoch[0] != "0" else "1") + epoch[1:]
-    assert _ask(scheduler, {**handle, "pd_moment": f"{other}-{count}"}) == 0
+    assert intact(scheduler, {**handle, "pd_moment": f"{other}-{count}"}) == 0
     beyond = {**handle, "remote_block_ids": [[*handle["remote_block_ids"][0][:2], 1 << 20, 3]]}
-    assert _ask(scheduler, beyond) == 2
+    assert intact(scheduler, beyond) == 2
 
 
 def case_what_is_not_retained_has_no_moment(lab: Any) -> None:
     scheduler, handle = _turn(lab, pd_retain=False)
     assert handle is None
-    _idle(lab, scheduler)
-    assert _free(scheduler)
+    idle(lab, scheduler)
+    assert is_free(scheduler)
 
 
 def case_several_groups_fall_back(lab: Any) -> None:
@@ -102,17 +102,17 @@ def case_several_groups_fall_back(lab: Any) -> None:
     handle = lab.decoder_handle(TURN, side=side)
     assert handle["pd_mode"] == MODE_PINNED
     assert "pd_fallback" not in lab.decoder_handle(TURN)
-    assert ("groups" in handle["pd_fallback"]) or not _supported()
+    assert ("groups" in handle["pd_fallback"]) or not supported()
 
 
 def case_p_waits_for_the_answer_and_reads_what_is_intact(lab: Any) -> None:
     from support.vllm_lab import BLOCK, for_prefill
 
-    if not _supported():
+    if not supported():
         return
     scheduler, handle = _turn(lab)
-    _idle(lab, scheduler)
-    with _holder(scheduler) as holder:
+    idle(lab, scheduler)
+    with SideChannel(scheduler) as holder:
         side = lab.side("prefill", **RECOMPUTE)
         for readers in (1, 2, 3):
             request = lab.arrive(side, f"p{readers}", NEXT, for_prefill({**handle, **holder}))
@@ -132,12 +132,12 @@ def case_p_waits_for_the_answer_and_reads_what_is_intact(lab: Any) -> None:
 def case_p_computes_itself_when_nothing_is_left_or_nobody_answers(lab: Any) -> None:
     from support.vllm_lab import for_prefill
 
-    if not _supported():
+    if not supported():
         return
     scheduler, handle = _turn(lab)
-    _idle(lab, scheduler)
+    idle(lab, scheduler)
     side = lab.side("prefill", **RECOMPUTE)
-    with _holder(scheduler) as holder:
+    with SideChannel(scheduler) as holder:
         scheduler.connector.reset_cache()
         request = lab.arrive(side, "gone", NEXT, for_prefill({**handle, **holder}))
         assert _allocate(lab, side, request) == (0, False)
@@ -174,12 +174,12 @@ def case_a_handle_without_a_moment_is_malformed(lab: Any) -> None:
 def case_overwritten_while_read_is_computed_again_through_the_real_scheduler(lab: Any) -> None:
     from support.vllm_lab import BLOCK, for_prefill
 
-    if not _supported():
+    if not supported():
         return
     for good in (4, 0):
         scheduler, handle = _turn(lab)
-        _idle(lab, scheduler)
-        with _holder(scheduler) as holder:
+        idle(lab, scheduler)
+        with SideChannel(scheduler) as holder:
             reader = lab.scheduler("prefill", **RECOMPUTE)
             request = lab.request("p", NEXT, for_prefill({**handle, **holder}))
             reader.add_request(request)
@@ -196,19 +196,19 @@ def case_overwritten_while_read_is_computed_again_through_the_real_scheduler(lab
 
 
 def case_the_worker_holds_a_read_back_until_the_holder_has_answered(lab: Any) -> None:
-    if not _supported():
+    if not supported():
         return
-    for intact, expected in ((6, set()), (4, {54, 55}), (2, {52, 53, 54, 55}), (0, {52, 53, 54, 55})):
+    for good, expected in ((6, set()), (4, {54, 55}), (2, {52, 53, 54, 55}), (0, {52, 53, 54, 55})):
         worker = _worker(local=[52, 53, 54, 55], asked=6)
         assert worker._pop_done_transfers({"p": []}) == (set(), set())
-        worker.pd_asker.answer.set_result(intact)
+        worker.pd_asker.answer.set_result(good)
         assert worker._pop_done_transfers({}) == ({"p"}, set())
         bad = set() if worker._invalid_block_ids.empty() else worker._invalid_block_ids.get()
-        assert bad == expected, intact
+        assert bad == expected, good
 
 
 def case_a_failed_read_is_not_judged(lab: Any) -> None:
-    if not _supported():
+    if not supported():
         return
     worker = _worker(local=[52], asked=1)
     worker._recv_failures.add("p")
@@ -237,96 +237,13 @@ def case_notices_of_unpinned_reads_are_not_shown_to_vllm(lab: Any) -> None:
     worker.__class__ = Idle  # the real one lets go of its agent when it is collected
 
 
-def case_no_message_ends_the_listener_or_tells_anything(lab: Any) -> None:
-    import random
-
-    if not _supported():
-        return
-    from pd_connector.core.question import Question, decode_answer
-    from pd_wire import moment
-
-    scheduler, handle = _turn(lab)
-    _idle(lab, scheduler)
-    draw = random.Random(7)
-    good = Question(handle["remote_engine_id"], moment.parse(handle["pd_moment"]), handle["remote_block_ids"][0][:6])
-    with _holder(scheduler) as holder:
-        replies = _send_all(holder, [_bent(good.encode(), draw) for _ in range(3000)], good.encode())
-    # What is still a question gets an answer; without the epoch and the engine's id it says nothing.
-    assert decode_answer(replies[-1], 6) == 6
-    assert all(reply[:4] == b"PDA1" for reply in replies)
-
-
 # --- parts ------------------------------------------------------------------------------------------
 
 
-def _supported() -> bool:
-    from pd_connector import compat
-
-    return compat.unpinned_obstacle() is None
-
-
 def _turn(lab: Any, scheduler: Any = None, **router: Any) -> tuple[Any, Any]:
-    """One turn over `TURN` on a decode engine's real scheduler; returns it and the handle."""
-    from support.vllm_lab import prefill_handle
-
+    """One turn on a decode engine's real scheduler; returns it and the handle."""
     scheduler = scheduler or lab.scheduler("decode", **UNPINNED)
-    prompt = TURN[:-1]
-    request = lab.request("turn", prompt, prefill_handle(len(prompt), **router), max_tokens=1)
-    scheduler.add_request(request)
-    lab.step(scheduler)
-    _, outputs = lab.step(scheduler, received={"turn"})
-    for _ in range(3):
-        answers = [one for output in outputs.values() for one in output.outputs if one.finish_reason is not None]
-        if answers:
-            return scheduler, answers[0].kv_transfer_params
-        _, outputs = lab.step(scheduler)
-    raise AssertionError("the turn does not end")
-
-
-def _idle(lab: Any, scheduler: Any) -> None:
-    for _ in range(3):
-        lab.step(scheduler)
-
-
-def _free(scheduler: Any) -> bool:
-    pool = scheduler.kv_cache_manager.block_pool
-    return bool(pool.get_num_free_blocks() == pool.num_gpu_blocks - 1)
-
-
-def _retention(scheduler: Any) -> Any:
-    return scheduler.connector.connector_scheduler._retention
-
-
-def _ask(scheduler: Any, handle: dict[str, Any]) -> int:
-    from pd_connector.core.question import Question, decode_answer
-    from pd_wire import moment
-
-    blocks = handle["remote_block_ids"][0][:6]
-    question = Question(handle["remote_engine_id"], moment.parse(handle["pd_moment"]), blocks)
-    return decode_answer(_retention(scheduler).answer(question.encode()), len(blocks))
-
-
-class _holder:
-    """A decode engine's side channel, open; yields what changes in its handles."""
-
-    def __init__(self, scheduler: Any) -> None:
-        self.side = scheduler.connector.connector_scheduler
-
-    def __enter__(self) -> dict[str, Any]:
-        import socket
-
-        from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlHandshakePayload
-
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.side.side_channel_port = free.getsockname()[1]
-        self.side.side_channel_host = "127.0.0.1"
-        payload = {(0, 0): NixlHandshakePayload(compatibility_hash="x", agent_metadata_bytes=b"y")}
-        self.side.set_xfer_handshake_metadata(payload)
-        return {"remote_host": "127.0.0.1", "remote_port": self.side.side_channel_port}
-
-    def __exit__(self, *_: object) -> None:
-        self.side.shutdown()
+    return scheduler, turn(lab, scheduler, **router)
 
 
 def _until(reached: Any) -> None:
@@ -390,39 +307,3 @@ def _worker(local: list[int], asked: int) -> Any:
     worker._invalid_block_ids = queue.Queue()
     worker.pd_asker, worker.pd_asked, worker.pd_patience = Holder(), {}, Patience()
     return worker
-
-
-def _bent(message: bytes, draw: Any) -> bytes:
-    """A message with something wrong with it."""
-    kind = draw.randrange(5)
-    if kind == 0:
-        return bytes(draw.randbytes(draw.randrange(0, 200)))
-    if kind == 1:
-        return message[: draw.randrange(len(message))]
-    if kind == 2:
-        return message + bytes(draw.randbytes(draw.randrange(1, 20)))
-    at = draw.randrange(len(message))
-    changed = bytearray(message)
-    changed[at] ^= 1 << draw.randrange(8)
-    return bytes(changed) if kind == 3 else bytes(draw.randbytes(4)) + message[4:]
-
-
-def _send_all(holder: dict[str, Any], messages: list[bytes], last: bytes) -> list[bytes]:
-    """Everything over one connection; the replies up to the one to `last`."""
-    import zmq
-
-    replies = []
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.setsockopt(zmq.RCVTIMEO, 20_000)
-        socket.connect(f"tcp://{holder['remote_host']}:{holder['remote_port']}")
-        for message in messages:
-            socket.send_multipart([b"", message])
-        socket.send_multipart([b"mark", last])  # no question: three frames with something in the second
-        socket.send_multipart([b"", last])
-        socket.send_multipart([b"", b"PDQ1"])
-        while True:
-            try:
-                replies.append(socket.recv_multipart()[-1])
-            except zmq.Again:
-                return replies
-            socket.setsockopt(zmq.RCVTIMEO, 500)

@@ -1,0 +1,232 @@
+"""Leased retention on the holder: as unpinned, and blocks stay referenced while a lease holds (`core.leases`).
+
+A lease is one reference more on each block (`BlockPool.touch`), given back as unpinned blocks are, with a watch. vLLM
+knows nothing of leases, so the engine's own requests must never feel them: before a waiting request is given blocks,
+and at the end of each step for what the running ones may need in the next, leases end until enough is free. Both
+happen before vLLM counts free blocks: a count that pretends, with the reclaiming done behind it, would be broken by a
+request that finds leased blocks in the prefix cache between the two.
+
+Runs in the scheduler's thread, except `answer`, which only sets ends.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from vllm.v1.request import RequestStatus
+
+from pd_connector.core.lease_message import NewEnd
+from pd_connector.core.leases import Held, Leases
+from pd_connector.shell.retention import Kept, UnpinnedRetention
+from pd_wire import names
+from pd_wire.lease import TOKEN_DIGITS, Lease
+
+DEFAULT_SECONDS: Final = 60
+DEFAULT_SHARE: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What of vLLM's configuration decides how many blocks a request needs."""
+
+    block_tokens: int
+    max_tokens: int
+    """Positions of a request, at most."""
+    ahead_tokens: int
+    """Positions behind the known tokens for which a step may need blocks: the next one, and those of a drafter."""
+    watermark_blocks: int
+    """Blocks that vLLM leaves free when it admits a request."""
+
+    def blocks(self, tokens: int) -> int:
+        """Blocks that hold ``tokens`` positions."""
+        return -(-min(tokens, self.max_tokens) // self.block_tokens)
+
+    def whole(self, known: int) -> int:
+        """Blocks of a request with ``known`` tokens, counted as generously as vLLM does when it admits one."""
+        return self.blocks(known) + self.blocks(self.ahead_tokens)
+
+    def more(self, known: int, done: int) -> int:
+        """Blocks to be allocated for a request with ``known`` tokens, of which ``done`` have a place."""
+        return max(0, self.blocks(max(known, done) + self.ahead_tokens) - self.blocks(done))
+
+
+class LeasedRetention(UnpinnedRetention):
+    """One engine's, or data-parallel rank's."""
+
+    def __init__(
+        self,
+        pool: Any,
+        engine_id: str,
+        steps_under_way: int,
+        needs: Needs,
+        seconds: int,
+        share: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            pool: vLLM's `BlockPool`.
+            engine_id: as for the base class.
+            steps_under_way: as for the base class.
+            needs: what the engine's requests need.
+            seconds: how long a lease holds without being prolonged.
+            share: largest part of the pool's blocks that leases may hold.
+            clock: seconds, never going back; the side channel's thread asks it, too.
+        """
+        super().__init__(pool, engine_id, steps_under_way)
+        self._needs = needs
+        self._seconds = seconds
+        self._leases = Leases(int(share * pool.num_gpu_blocks))
+        self._clock = clock
+        self._live: dict[str, Any] = {}
+        self._shares: dict[str, int] = {}
+        """What each request with blocks may still need, by the request's id; their sum stays free."""
+        self._totals = {"leases_granted": 0, "leases_refused": 0, "leases_displaced": 0, "leases_reclaimed": 0}
+        self._give_way_to_resets(pool)
+
+    @property
+    def pending(self) -> bool:
+        """Only leases that are over keep an idle engine going, not those that merely exist."""
+        return super().pending or self._leases.any_over(self._clock())
+
+    def keep_readable(self, block_ids: Sequence[int]) -> Kept:
+        """As the base class; the blocks stay referenced if there is room for a lease."""
+        token = secrets.token_hex(TOKEN_DIGITS // 2)
+        gave_way = self._leases.grant(token, block_ids, self._clock(), self._seconds)
+        if gave_way is None:
+            self._totals["leases_refused"] += 1
+            return Kept(names.MODE_LEASED, super().keep_readable(block_ids).moment)
+        # Before the others end, since they may share blocks with this one.
+        self._touch(block_ids)
+        self._totals["leases_granted"] += 1
+        self._totals["leases_displaced"] += len(gave_way)
+        for held in gave_way:
+            self._give_back(self._blocks(held))
+        return Kept(names.MODE_LEASED, self._stamps.now, Lease(token, self._seconds))
+
+    def make_room(self, request: Any, local_tokens: int) -> None:
+        """End leases until the request can be given its blocks, unless that would not be enough."""
+        # It is being offered, so it has no blocks (any more).
+        self.gone(request.request_id)
+        if not len(self._leases):
+            return
+        wanted = self._needs.whole(request.num_tokens)
+        reserve = sum(self._shares.values()) + self._needs.watermark_blocks
+        free = self._pool.get_num_free_blocks()
+        if free >= wanted + reserve:
+            return
+        hits = self._in_use(request, local_tokens)
+        if free + self._leases.blocks < self._needs.blocks(request.num_tokens) - len(hits):
+            return  # it has to wait for others to end, with leases or without
+        self._reclaim(wanted - len(hits) + reserve, hits)
+
+    def allocated(self, request: Any, blocks: int) -> None:
+        """Note what the request may need besides."""
+        self._live[request.request_id] = request
+        self._shares[request.request_id] = max(0, self._needs.whole(request.num_tokens) - blocks)
+
+    def gone(self, request_id: str) -> None:
+        """Nothing is kept free for it any more."""
+        self._live.pop(request_id, None)
+        self._shares.pop(request_id, None)
+
+    def end_step(self, scheduled: Mapping[str, int]) -> None:
+        """End the leases that are over, and as many as the running requests need for their next step."""
+        super().end_step(scheduled)
+        for held in self._leases.over(self._clock()):
+            self._end(held)
+        if not len(self._leases):
+            return
+        for request_id, request in self._live.items():
+            done = request.num_computed_tokens + scheduled.get(request_id, 0)
+            preempted = request.status == RequestStatus.PREEMPTED
+            self._shares[request_id] = 0 if preempted else self._needs.more(request.num_tokens, done)
+        self._reclaim(sum(self._shares.values()) + self._needs.watermark_blocks, set())
+
+    def forget(self) -> None:
+        """No handle from before may be used, so no lease is worth anything."""
+        super().forget()
+        self._end_all()
+
+    def counts(self) -> dict[str, int]:
+        """Numbers for the engine's metrics."""
+        held = {"leases": len(self._leases), "leased_blocks": self._leases.blocks, "lease_cap_blocks": self._leases.cap}
+        return super().counts() | held | self._totals
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    def _set_ends(self, batch: Sequence[NewEnd]) -> list[int]:
+        now = self._clock()
+        return [self._leases.set_end(item.token, now, item.seconds) for item in batch]
+
+    def _reclaim(self, wanted: int, hits: set[int]) -> None:
+        """End leases until ``wanted`` blocks are free.
+
+        A block among ``hits`` that becomes free is wanted as well: the request takes it out of the free queue again.
+        """
+        if self._pool.get_num_free_blocks() >= wanted:
+            return
+        for held in self._leases.by_value(self._clock()):
+            self._totals["leases_reclaimed"] += 1
+            for block in self._end(held):
+                wanted += block.block_id in hits and block.ref_cnt == 0
+            if self._pool.get_num_free_blocks() >= wanted:
+                return
+
+    def _in_use(self, request: Any, local_tokens: int) -> set[int]:
+        """Blocks of the prefix cache that this request will share, and that are not free already."""
+        if self._pool.hash_block_size != self._needs.block_tokens:
+            return set()
+        found = set()
+        for block_hash in request.block_hashes[: local_tokens // self._needs.block_tokens]:
+            blocks = self._pool.get_cached_block(block_hash, [0])
+            if blocks and blocks[0].ref_cnt:
+                found.add(blocks[0].block_id)
+        return found
+
+    def _end(self, held: Held) -> list[Any]:
+        self._leases.remove(held)
+        blocks = self._blocks(held)
+        self._give_back(blocks)
+        return blocks
+
+    def _end_all(self) -> None:
+        for held in self._leases.by_value(self._clock()):
+            self._end(held)
+
+    def _blocks(self, held: Held) -> list[Any]:
+        return [self._pool.blocks[block_id] for block_id in held.blocks]
+
+    def _give_way_to_resets(self, pool: Any) -> None:
+        """vLLM resets a pool (new weights, a sleep) only when nothing is referenced, and tells connectors afterwards.
+
+        If it can't, for the sake of running requests, the leases are gone for nothing.
+        """
+        reset = pool.reset_prefix_cache
+
+        def ended_first() -> Any:
+            self._end_all()
+            return reset()
+
+        pool.reset_prefix_cache = ended_first
+
+
+def make_retention(mode: str, vllm_config: Any, pool: Any, engine_id: str, watermark_blocks: int) -> UnpinnedRetention:
+    """What the configuration asks for, which is not Pinned."""
+    steps = vllm_config.max_concurrent_batches - 1
+    if mode != names.MODE_LEASED:
+        return UnpinnedRetention(pool, engine_id, steps)
+    needs = Needs(
+        block_tokens=vllm_config.cache_config.block_size,
+        max_tokens=vllm_config.model_config.max_model_len,
+        ahead_tokens=1 + vllm_config.num_speculative_tokens + vllm_config.num_lookahead_tokens,
+        watermark_blocks=watermark_blocks,
+    )
+    option = vllm_config.kv_transfer_config.get_from_extra_config
+    seconds = option(names.LEASE_SECONDS_OPTION, DEFAULT_SECONDS)
+    share = option(names.LEASE_SHARE_OPTION, DEFAULT_SHARE)
+    return LeasedRetention(pool, engine_id, steps, needs, seconds, share)
