@@ -69,16 +69,17 @@ def parse_trace(lines: Iterable[str]) -> list[Client]:
             continue
         try:
             content = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise TraceError(f"line {number}: not JSON") from None
         if not isinstance(content, dict):
             raise TraceError(f"line {number}: must be an object")
         try:
             # As in Mooncake's own files: a line without a session is a conversation of one turn.
             name = _name(content, number)
-            clients.setdefault(name, []).append(_turn(content, first=name not in clients))
+            turn = _turn(content, first=name not in clients)
         except ValueError as error:
             raise TraceError(f"line {number}: {error}") from None
+        clients.setdefault(name, []).append(turn)
     if not clients:
         raise TraceError("there is no turn in it")
     return list(clients.values())

@@ -20,14 +20,7 @@ VLLM_UTILIZATION: Final = 0.92
 BLOCK_TOKENS: Final = {Device.CUDA: 16, Device.CPU: 128}
 SHORT_TTL_S: Final = 60.0
 _CPU_SPACE: Final = "VLLM_CPU_KVCACHE_SPACE"
-_SEVERAL: Final = (
-    "--pipeline-parallel-size",
-    "-pp",
-    "--decode-context-parallel-size",
-    "-dcp",
-    "--data-parallel-size",
-    "-dp",
-)
+_SPLIT: Final = ("--decode-context-parallel-size", "-dcp")
 _ENDPOINT: Final = EngineEndpoint("127.0.0.1", 8200, "127.0.0.1", 5600)
 
 
@@ -35,8 +28,8 @@ _ENDPOINT: Final = EngineEndpoint("127.0.0.1", 8200, "127.0.0.1", 5600)
 class ToldEngine:
     """One decode engine, as far as it is told. None: not said.
 
-    ``cpu_gib`` is the pool of an engine without GPUs, ``blocks`` an override of the pool in blocks. ``gpu_gib`` is
-    known of some machines only.
+    ``cpu_gib`` is the pool of an engine without GPUs, ``kv_bytes`` of one with them on each, ``blocks`` an override of
+    either. ``gpu_gib`` is known of some machines only.
     """
 
     replicas: int
@@ -47,6 +40,7 @@ class ToldEngine:
     kv_cache_dtype: str
     gpu_gib: float | None
     cpu_gib: float | None
+    kv_bytes: float | None
     blocks: int | None
 
 
@@ -57,11 +51,12 @@ def told_engine(deployment: PDDeployment) -> ToldEngine:
         PlanError: an argument has no number, or splits the model in a way that isn't counted here.
     """
     process = render_engine(deployment, Role.DECODE, _ENDPOINT)
-    for flag in _SEVERAL:
+    for flag in _SPLIT:
         if _value(process.argv, flag) not in (None, "1"):
             raise PlanError(f"{flag} is not counted here: give --pool-tokens, from the engine's log")
     device = profile_of(deployment.spec).device
     block = _value(process.argv, "--block-size")
+    kv_bytes = _value(process.argv, "--kv-cache-memory-bytes")
     blocks = _value(process.argv, "--num-gpu-blocks-override")
     return ToldEngine(
         replicas=deployment.spec.decode.replicas,
@@ -74,6 +69,7 @@ def told_engine(deployment: PDDeployment) -> ToldEngine:
         kv_cache_dtype=_value(process.argv, "--kv-cache-dtype") or "auto",
         gpu_gib=P5EN_GPU_GIB if deployment.spec.node_profile is NodeProfile.P5EN_EFA else None,
         cpu_gib=_cpu_gib(process.env) if device is Device.CPU else None,
+        kv_bytes=None if kv_bytes is None else _number("--kv-cache-memory-bytes", kv_bytes),
         blocks=None if blocks is None else int(_number("--num-gpu-blocks-override", blocks)),
     )
 

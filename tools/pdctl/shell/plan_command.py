@@ -173,6 +173,9 @@ def _pool(deployment: PDDeployment, told: ToldEngine, given: _Given) -> _Pool:
     if told.cpu_gib is not None:
         sources.append(f"{told.cpu_gib:g} GiB of main memory for KV")
         return _Pool(int(told.cpu_gib * GIB / token_bytes) // block, block, None, tuple(sources))
+    if told.kv_bytes is not None:
+        sources.append(f"{told.kv_bytes / GIB:.1f} GiB of each GPU for KV (--kv-cache-memory-bytes)")
+        return _Pool(int(told.kv_bytes / token_bytes) // block, block, None, tuple(sources))
     memory = _gpu_memory(told, given, folder)
     sources.append(
         f"{memory.tensor_parallel} GPU(s) of {memory.gpu_gib:g} GiB, {100 * memory.utilization:g} % of it for vLLM; "

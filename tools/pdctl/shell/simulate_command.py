@@ -96,10 +96,11 @@ def simulate(
 
 def describe(study: Study) -> str:
     """What was played, in one line."""
-    tokens = study.working_set_blocks * study.engine.block_tokens
+    seconds = study.engine.seconds
+    time = f"{seconds / HOUR:.1f} h" if seconds >= HOUR else f"{seconds:.0f} s"
     return (
-        f"{study.turns:,} turns of {study.clients:,} clients in {study.engine.seconds / HOUR:.1f} h; "
-        f"keeping every conversation takes {tokens / 1e6:.2f} million tokens of KV"
+        f"{study.turns:,} turns of {study.clients:,} clients in {time}; keeping every conversation "
+        f"takes {study.working_set_blocks * study.engine.block_tokens:,.0f} tokens of KV"
     )
 
 
