@@ -82,8 +82,10 @@ def intact(scheduler: Any, handle: dict[str, Any]) -> int:
 class SideChannel:
     """A decode engine's side channel, open; yields what changes in its handles."""
 
-    def __init__(self, scheduler: Any) -> None:
+    def __init__(self, scheduler: Any, port: int = 0) -> None:
+        """`port`: 0 for any free one."""
         self.side = scheduler.connector.connector_scheduler
+        self._port = port
 
     def __enter__(self) -> dict[str, Any]:
         import socket
@@ -91,7 +93,7 @@ class SideChannel:
         from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlHandshakePayload
 
         with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
+            free.bind(("127.0.0.1", self._port))
             self.side.side_channel_port = free.getsockname()[1]
         self.side.side_channel_host = "127.0.0.1"
         payload = {(0, 0): NixlHandshakePayload(compatibility_hash="x", agent_metadata_bytes=b"y")}
