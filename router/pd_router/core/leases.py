@@ -18,12 +18,12 @@ from typing import Final, NamedTuple
 
 from pd_wire.lease import MAX_BATCH, Lease
 
-END_DELAY: Final = 0.2
-"""Seconds that an end waits for others that come at the same time."""
+DELAY: Final = 0.2
+"""Seconds that what is new waits for more of its kind, so that an engine hears of all at once."""
 MAX_ENDING: Final = 8 * MAX_BATCH
 """Ends that wait per engine; of more the oldest are left to run out."""
 _REMEMBERED: Final = 8 * MAX_BATCH
-"""Ended promises that are not asked for again: handles may go on leading to their blocks."""
+"""Promises without a right of which it is known when they end, or that they were ended: handles still lead to them."""
 _LEAST_BEAT: Final = 0.2
 _SLACK: Final = 1.0
 """Engines count whole seconds."""
@@ -123,7 +123,8 @@ class Leases:
     def __init__(self, heartbeat: float = 0.0) -> None:
         self._heartbeat = heartbeat
         self._engines: dict[str, _Engine] = {}
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._known: OrderedDict[str, float] = OrderedDict()
+        """When promises end that nobody has a right to, if that is not as their handle says."""
 
     def __len__(self) -> int:
         return sum(len(engine.kept) for engine in self._engines.values())
@@ -132,14 +133,16 @@ class Leases:
     def begin(self, holder: str, lease: Lease, ends: float, now: float, *, sure: bool = True) -> None:
         """A turn runs on it from here on. `ends`: it holds at least until then; `sure`: nobody else can have ended it
         before."""
-        if lease.token in self._ended:
-            return
+        engine = self._engines.get(holder)
+        kept = None if engine is None else engine.kept.get(lease.token)
+        ends = self._known.get(lease.token, ends)
+        if kept is None and ends <= now:
+            return  # it has run out, or was ended
         engine = self._engine(holder, lease.seconds)
-        kept = engine.kept.get(lease.token)
         if kept is None:
-            kept = engine.kept[lease.token] = _Kept(lease.seconds, ends, sure and ends > now)
+            kept = engine.kept[lease.token] = _Kept(lease.seconds, ends, sure)
         kept.turns += 1
-        self._look_at(engine, lease.token, kept)
+        self._look_at(engine, lease.token, kept, now)
 
     def end(self, holder: str, token: str, now: float) -> None:
         """A turn that ran on it is over."""
@@ -153,7 +156,7 @@ class Leases:
         if kept.over is not None:
             self._end_early(engine, token, kept.over, now)
         else:
-            self._look_at(engine, token, kept)
+            self._look_at(engine, token, kept, now)
 
     def hold(self, holder: str, lease: Lease, until: float, now: float, *, exact: bool) -> None:
         """A turn has left it just now, and it shall hold until then; with `exact` not longer."""
@@ -162,7 +165,7 @@ class Leases:
         if kept is None:
             kept = engine.kept[lease.token] = _Kept(lease.seconds, now + lease.seconds, True)
         kept.until, kept.exact = until, exact
-        self._look_at(engine, lease.token, kept)
+        self._look_at(engine, lease.token, kept, now)
 
     def release(self, holder: str, lease: Lease, why: Why, now: float) -> None:
         """Nobody will want it any more; it is ended once no turn here runs on it."""
@@ -223,6 +226,7 @@ class Leases:
             elif left[place] < 1:
                 lost += kept.sure
                 del engine.kept[token]
+                self._know(token, batch.sent)
             else:
                 renewed += 1
                 kept.ends, kept.sure = batch.sent + min(left[place], asked), True
@@ -242,32 +246,40 @@ class Leases:
     def _beat(self, engine: _Engine) -> float:
         return self._heartbeat or max(engine.shortest / 3, _LEAST_BEAT)
 
-    def _look_at(self, engine: _Engine, token: str, kept: _Kept) -> None:
+    def _look_at(self, engine: _Engine, token: str, kept: _Kept, now: float) -> None:
         """What is known of a promise has changed."""
         due = kept.due(engine.last, self._beat(engine))
         if due == math.inf:
-            del engine.kept[token]
+            self._let_go(engine, token)
         else:
-            engine.look_at(due)
+            engine.look_at(max(due, now + DELAY))
+
+    def _let_go(self, engine: _Engine, token: str) -> None:
+        """Nobody has a right to it any more."""
+        self._know(token, engine.kept.pop(token).ends)
+
+    def _know(self, token: str, ends: float) -> None:
+        self._known[token] = ends
+        self._known.move_to_end(token)
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
 
     def _end_early(self, engine: _Engine, token: str, why: Why, now: float) -> None:
         engine.kept.pop(token, None)
-        if token in self._ended:
-            return
-        self._ended[token] = None
-        if len(self._ended) > _REMEMBERED:
-            self._ended.popitem(last=False)
+        if self._known.get(token) == -math.inf:
+            return  # it is ended already
+        self._know(token, -math.inf)
         engine.ending[token] = why
         if len(engine.ending) > MAX_ENDING:
             del engine.ending[next(iter(engine.ending))]
-        engine.look_at(now + END_DELAY)
+        engine.look_at(now + DELAY)
 
     def _tidy(self, engine: _Engine) -> float:
         """Let go of promises without a right. Returns the seconds between two batches of renewals."""
         beat = self._beat(engine)
         for token, kept in list(engine.kept.items()):
             if kept.due(engine.last, beat) == math.inf:
-                del engine.kept[token]
+                self._let_go(engine, token)
         engine.shortest = min((kept.seconds for kept in engine.kept.values()), default=engine.shortest)
         return self._beat(engine)
 
@@ -278,6 +290,6 @@ class Leases:
             return
         engine.at = math.inf
         if engine.ending:
-            engine.look_at(now + END_DELAY)
+            engine.look_at(now + DELAY)
         for kept in engine.kept.values():
             engine.look_at(kept.due(engine.last, beat))

@@ -16,7 +16,6 @@ UNPINNED = ("retention", "Unpinned")
 ROOMY = Spec(connector=(UNPINNED,))
 SMALL = Spec(connector=(UNPINNED, ("blocks", 48), ("prefix_caching", False)))
 """A decode engine with room for a few conversations, which soon writes over what it gave back."""
-SHORT_TTL = Spec(connector=(UNPINNED,), flags=(("--handle-ttl", "40"), ("--engine-ttl", "60")))
 
 
 async def ask(deployment: Deployment, talk: Talk, texts: Sequence[str]) -> list[Turn]:

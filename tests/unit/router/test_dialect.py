@@ -194,6 +194,7 @@ def test_nothing_that_an_engine_says_raises(api: Api, events: list[tuple[str, di
     _, stream = relay(api, parts)
     stream.ending()
     stream.reply()
+    assert stream.calls_tools in (True, False)
     DIALECTS[api].parse_answer(json.dumps([fields for _, fields in events][:1] or {}).encode())
     for _, fields in events:
         DIALECTS[api].parse_answer(json.dumps({"object": "response", "type": "message", **fields}).encode()).reply()
@@ -217,9 +218,60 @@ def test_tool_use_is_put_together_from_its_pieces() -> None:
         event({"type": "message_delta", "delta": {"stop_reason": "tool_use"}}),
         event({"type": "message_stop"}),
     ]
-    reply = relay(Api.MESSAGES, events)[1].reply()
+    stream = relay(Api.MESSAGES, events)[1]
+    assert stream.calls_tools
+    reply = stream.reply()
     assert reply is not None
     assert reply.message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a":2,"b":1}'}
+
+
+_CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+_SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hm."}]}
+_TOOL_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def chat_answer(finish: str, **message: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "finish_reason": finish, "message": {"role": "assistant", **message}}]}
+
+
+def response(*output: Any) -> dict[str, Any]:
+    return {"object": "response", "status": "completed", "output": list(output)}
+
+
+def message_answer(stop: str, *content: Any) -> dict[str, Any]:
+    return {"type": "message", "stop_reason": stop, "content": list(content)}
+
+
+@pytest.mark.parametrize(
+    ("api", "answer", "calls"),
+    [
+        (Api.CHAT, chat_answer("stop", content="a"), False),
+        (Api.CHAT, chat_answer("tool_calls", content=None, tool_calls=[_TOOL_CALL]), True),
+        (Api.CHAT, chat_answer("stop", content=None, tool_calls=[_TOOL_CALL]), True),  # a tool that the client chose
+        (Api.CHAT, chat_answer("stop", content="a", tool_calls=[]), False),
+        (Api.CHAT, chat_answer("function_call", content=None, function_call={"name": "f"}), True),
+        (Api.COMPLETIONS, {"choices": [{"index": 0, "finish_reason": "stop", "text": "a"}]}, False),
+        (Api.RESPONSES, response(_SAID), False),
+        (Api.RESPONSES, response(_CALL), True),
+        (Api.RESPONSES, response(_SAID, _CALL, _SAID), True),
+        (Api.RESPONSES, response({"type": "reasoning"}, _SAID), False),
+        (Api.MESSAGES, message_answer("end_turn", {"type": "text", "text": "a"}), False),
+        (Api.MESSAGES, message_answer("tool_use", {"type": "tool_use", "id": "t", "name": "f", "input": {}}), True),
+    ],
+)
+def test_whether_an_answer_calls_tools(api: Api, answer: dict[str, Any], calls: bool) -> None:
+    assert DIALECTS[api].parse_answer(json.dumps(answer).encode()).calls_tools is calls
+
+
+def test_a_stream_that_is_too_long_to_be_kept_still_says_that_it_calls_tools() -> None:
+    stream = SseFilter(max_kept=2000)
+    letters = {"index": 0, "function": {"arguments": "x" * 500}}
+    for _ in range(20):
+        stream.feed(b"data: " + json.dumps({"choices": [{"delta": {"tool_calls": [letters]}}]}).encode() + b"\n\n")
+    stream.feed(b'data: {"choices":[{"delta":{},"finish_reason":"tool_calls"}]}\n\n')
+    stream.feed(b"data: [DONE]\n\n")
+    assert stream.reply() is None
+    assert stream.calls_tools
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pd_router.core.leases import END_DELAY, MAX_ENDING, Batch, Leases, Outcome, Why
+from pd_router.core.leases import DELAY, MAX_ENDING, Batch, Leases, Outcome, Why
 from pd_wire.lease import MAX_BATCH, Lease
 
 D = "d1"
@@ -171,7 +171,7 @@ def test_an_end_is_told_at_once_together_with_others() -> None:
     scene = Scene()
     for number in range(1, 6):
         scene.leases.release(D, scene.leave(lease(number)), Why.SUPERSEDED, scene.now)
-    scene.wait(END_DELAY)
+    scene.wait(DELAY)
     assert len(scene.engine.posts) == 1
     assert not any(scene.left(lease(number)) for number in range(1, 6))
     assert scene.total == Outcome(0, (Why.SUPERSEDED,) * 5, 0)
@@ -188,7 +188,7 @@ def test_no_end_while_a_turn_runs_on_it() -> None:
     scene.wait(300.0)
     assert scene.left() > 0
     scene.end()
-    scene.wait(END_DELAY)
+    scene.wait(DELAY)
     assert scene.left() == 0
     assert scene.total.released == (Why.SUPERSEDED,)
 
@@ -214,11 +214,34 @@ def test_a_lost_lease_is_counted_once_and_one_that_had_run_out_is_not() -> None:
     assert (scene.total.lost, len(scene.engine.posts)) == (1, 1)
     scene.end()
 
-    other = lease(2)
-    scene.leases.begin(D, other, scene.now - 1.0, scene.now)
+    scene.leases.begin(D, lease(2), scene.now - 1.0, scene.now)
+    assert len(scene.leases) == 0
     scene.leases.begin(D, lease(3), scene.now + 50.0, scene.now, sure=False)
     scene.wait(300.0)
-    assert scene.total.lost == 1
+    assert (scene.total.lost, len(scene.engine.posts)) == (1, 2)
+
+
+def test_a_turn_that_comes_when_a_hold_is_nearly_over() -> None:
+    scene = Scene()
+    scene.leave()
+    scene.hold(300.0, exact=True)
+    scene.wait(295.0)
+    assert 0 < scene.left() < 10.0
+    scene.begin(ends=900.0)  # the handle says that it should be over by now
+    scene.wait(100.0)
+    assert scene.left() > 15.0
+    assert scene.total.lost == 0
+
+
+def test_a_turn_of_a_moment_asks_for_nothing() -> None:
+    scene = Scene()
+    scene.leave()
+    scene.wait(55.0)
+    scene.begin()
+    scene.wait(DELAY / 2)
+    scene.end()
+    scene.wait(100.0)
+    assert scene.engine.posts == []
 
 
 def test_a_turn_that_finds_its_lease_about_to_end_does_not_wait_for_the_beat() -> None:
@@ -330,7 +353,7 @@ def test_what_changes_while_a_batch_is_under_way() -> None:
     scene.end()
     scene.leases.hold(D, lease(2), scene.now + 600.0, scene.now, exact=False)
     assert scene.leases.answered(D, batch, scene.engine.answer(batch, scene.now), scene.now) == Outcome()
-    scene.wait(END_DELAY)
+    scene.wait(DELAY)
     assert scene.left() == 0
 
 
@@ -377,7 +400,7 @@ def test_a_lease_holds_while_there_is_a_right_and_ends_when_it_is_ended(ops: lis
                 check(scene, one, before)
         elif model is None or (model.over and verb != "end"):
             continue
-        elif verb == "begin" and scene.left(model.lease) > 0:
+        elif verb == "begin" and scene.left(model.lease) > 1.0:
             scene.begin(model.lease)
             model.turns += 1
         elif verb == "end" and model.turns:
@@ -405,7 +428,7 @@ def check(scene: Scene, model: Model, before: float) -> None:
     if model.turns:
         assert left > 0
     elif model.over:
-        assert left == 0 or scene.now - before < END_DELAY
+        assert left == 0 or scene.now - before < DELAY
     elif scene.now < model.until:
         assert left > 0
     else:

@@ -271,3 +271,39 @@ def test_no_name_can_imitate_a_credential_or_nobody() -> None:
     assert key is not None
     for name in (key, "anonymous", key.removeprefix("key:")):
         assert tenant_of({"x-pd-tenant": name}, "header", True) not in (key, "anonymous")
+
+
+# -- what ends a conversation ----------------------------------------------------------------------
+def test_a_conversation_is_the_same_under_all_options_and_any_of_its_names() -> None:
+    name = RING.conversation("t", "c")
+    for prepared in (
+        chat(conversation_id="c"),
+        chat(conversation_id="c", tools=[TOOL], model="adapter"),
+        chat(session_id="c"),
+        chat({"x-conversation-id": "c"}),
+        chat({"x-session-id": "c"}, conversation_id="c"),
+        completion(session_id="c"),
+    ):
+        assert RING.conversations("t", prepared) == (name,)
+
+
+def test_what_names_no_conversation_ends_none() -> None:
+    """A prompt's cache key may be that of many, and an answer's id is another one each turn."""
+    assert RING.conversations("t", chat()) == ()
+    assert RING.conversations("t", chat(prompt_cache_key="c")) == ()
+    assert RING.conversations("t", chat(conversation_id="a", session_id="b", prompt_cache_key="c")) == (
+        RING.conversation("t", "a"),
+        RING.conversation("t", "b"),
+    )
+
+
+def test_conversations_of_two_tenants_or_two_keys_never_meet() -> None:
+    found = [
+        RING.conversation("t", "c"),
+        RING.conversation("u", "c"),
+        RING.conversation("t", "d"),
+        RING.conversation("tc", ""),
+        RING.conversation("", "tc"),
+        Keyring(b"x" * 32).conversation("t", "c"),
+    ]
+    assert len(set(found)) == len(found)
