@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from typer.testing import CliRunner
 
+from pdctl.shell import plan_command
 from pdctl.shell.app import app
 from pdctl.shell.engine_facts import EngineFacts, EngineFactsError, ask_engine
 from support.pddeployments import EXAMPLES
@@ -66,6 +67,18 @@ def test_a_smaller_pool_makes_pinned_wait(model: Path) -> None:
     assert waits["Pinned 480 s"] > waits["Unpinned"]
 
 
+def test_of_many_conversations_a_part_is_simulated_in_a_part_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_command, "SAMPLE", 16)
+    one, two = (
+        json.loads(run("--pool-tokens", str(tokens), "--conversations", str(count), "--tokens", "8000", "--json")[1])
+        for count, tokens in ((16, 64_000), (160, 640_000))
+    )
+    assert two["conversations_per_engine"] == 160
+    assert two["idle_conversations_that_fit"] == 10 * one["idle_conversations_that_fit"]
+    assert two["retention"][0]["token_hit_rate"] == one["retention"][0]["token_hit_rate"]
+    assert two["reasons"] == one["reasons"]
+
+
 def test_a_trace_stands_in_for_the_made_up_turns(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text(
@@ -102,7 +115,7 @@ def test_a_local_model_needs_no_options(tmp_path: Path) -> None:
         (LOAD, "the model is not on this machine: give --config, --kv-bytes-per-token or --pool-tokens"),
         ([*LOAD, "--kv-bytes-per-token", "32768"], "the size of the weights is unknown: give --weights-gib"),
         ([*LOAD, "--config", "none"], "none: cannot be read: No such file or directory"),
-        ([*LOAD, "--pool-tokens", "4000"], "and the pool 4,000"),
+        ([*LOAD, "--pool-tokens", "4000"], " 4,000: far more conversations than it can keep"),
         ([*LOAD, "--kv-bytes-per-token", "32768", "--weights-gib", "2000"], "no memory is left for KV"),
     ],
     ids=["no-load", "no-model", "no-weights", "no-config", "small-pool", "no-memory"],

@@ -137,3 +137,15 @@ def test_what_was_spoken_for_is_worth_more_than_what_came_later() -> None:
     assert spoken.value(20.0) == (False, 1.0)
     assert spoken.value(21.0) == (True, 21.0)
     assert spoken.value(500.0) == (True, 21.0)
+
+
+def test_room_is_made_where_it_just_suffices_and_otherwise_nothing_is_given_up() -> None:
+    pool = Pool(10)
+    for mark in (1, 2):
+        pool.take(3, -1, 0, 0.0)
+        pool.finish(3, mark)
+        pool.hold(mark, Held(3, 0.0, 60.0))
+    assert not pool.make_room(7, 6, 1.0)
+    assert pool.held_blocks == 6
+    assert pool.make_room(6, 6, 1.0)
+    assert pool.held_blocks == 0

@@ -49,6 +49,13 @@ def test_a_handle_that_the_router_has_forgotten_is_not_read_and_still_costs() ->
     assert out.held_block_s == 4 * 455 + 6 * 480
 
 
+def test_a_new_conversation_leaves_the_old_ones_blocks_to_their_timer() -> None:
+    first, second = pair(0, 5)
+    out = simulate([[first, replace(second, fresh=True)]], pinned(60), 20, ENGINE)
+    assert (out.continued, out.reused_tokens) == (0, 0)
+    assert out.held_block_s == 4 * 60 + 6 * 60
+
+
 def test_pinned_makes_the_next_turn_wait_for_the_timer() -> None:
     out = simulate([single(0), single(10), single(20)], pinned(60), 8, ENGINE)
     # The third fits when the first one's 4 blocks come free: answer of 1 s, timer of 60 s.
@@ -90,6 +97,16 @@ def test_a_lease_is_renewed_every_third_and_no_longer_than_the_router_likes() ->
     assert held(wait=30, hold=600) == 4 * 30
     # Renewed at 20 s and 40 s, then not any more: over at 100 s, before the turn comes.
     assert held(wait=200, hold=50) == 4 * 100
+
+
+def test_fewer_tokens_than_the_engine_reads_are_computed() -> None:
+    engine = replace(ENGINE, min_read_tokens=50)
+    out = simulate([pair(0, 5)], UNPINNED, 20, engine)
+    assert (out.continued, out.hits, out.reused_tokens) == (0, 0, 0)
+    # Of 40 tokens 20 are intact (as above), which is too little.
+    partly = [pair(0, 100), single(10, blocks=6)]
+    out = simulate(partly, UNPINNED, 8, replace(ENGINE, min_read_tokens=30))
+    assert (out.continued, out.hits, out.reused_tokens) == (1, 0, 0)
 
 
 def test_turns_in_the_queue_at_the_end_count_with_what_they_have_waited() -> None:

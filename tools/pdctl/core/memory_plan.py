@@ -105,7 +105,10 @@ def simulate_modes(clients: Sequence[Client], modes: Sequence[Mode], pool_blocks
     largest = largest_turn_blocks(clients, engine)
     if largest > pool_blocks:
         tokens = engine.block_tokens
-        raise PlanError(f"the longest turn has {largest * tokens:,} tokens, and the pool {pool_blocks * tokens:,}")
+        raise PlanError(
+            f"the longest turn has {largest * tokens:,} tokens, and the pool (that part of it which is simulated) "
+            f"{pool_blocks * tokens:,}: far more conversations than it can keep"
+        )
     return [simulate(clients, mode, pool_blocks, engine) for mode in modes]
 
 

@@ -26,6 +26,8 @@ from pdctl.shell.model_facts import ModelFactsError, read_config, weights_bytes
 from pdctl.shell.trace_source import TraceFileError, made_up, read_trace
 
 HOURS: Final = 4.0
+SAMPLE: Final = 256
+"""Conversations that are simulated at most; of more, as many in a pool that is smaller in proportion."""
 OTHER_GIB: Final = 4.0
 
 
@@ -127,6 +129,7 @@ def _plan(deployment: PDDeployment, given: _Given, load: _Load) -> Plan:
     pool = _pool(deployment, told, given)
     engines = max(1, told.replicas)
     played: Sequence[Client]
+    part = 1.0
     if load.trace is not None:
         played = read_trace(load.trace)
         machine = Engine(unhindered_end(played, DECODE_TOKENS_PER_S), pool.block_tokens)
@@ -134,13 +137,16 @@ def _plan(deployment: PDDeployment, given: _Given, load: _Load) -> Plan:
         clients = len(played)
     elif load.conversations is not None and load.tokens is not None:
         tokens, clients = load.tokens, -(-load.conversations // engines)
-        crowd = Crowd(clients, HOURS * 3600, human_wait_s=load.think_time, singles_per_min=load.singles / engines)
+        sample = min(clients, SAMPLE)
+        part = sample / clients
+        singles = load.singles / engines * part
+        crowd = Crowd(sample, HOURS * 3600, human_wait_s=load.think_time, singles_per_min=singles)
         machine = Engine(crowd.seconds, pool.block_tokens)
-        played, machine = fit_trace(made_up(crowd, load.seed), clients, tokens, machine)
+        played, machine = fit_trace(made_up(crowd, load.seed), sample, tokens, machine)
     else:
         raise PlanError("give --conversations and --tokens, or --trace")
     modes = tuple(possible_modes(deployment))
-    outcomes = tuple(simulate_modes(played, modes, pool.blocks, machine))
+    outcomes = tuple(simulate_modes(played, modes, int(pool.blocks * part), machine))
     return Plan(
         name=deployment.metadata.name,
         capacity=Capacity(pool.blocks, pool.block_tokens, tokens),
