@@ -48,6 +48,9 @@ TURN_KEYS: Final[Mapping[str, str]] = {
     "ending": "how decode's answer ended",
     "stored": "what became of the handle that decode returned",
     "not_stored": "why there is none for a next turn",
+    "lease_seconds": "for how long decode promised to keep the turn's blocks",
+    "lease_kept": "by which right that is prolonged: `hold N s`, the client's wish; `tools N s`, it is to run tools",
+    "conversation": "`ended`, by the client",
     "client_left": "where the turn was when the client left",
     "engine_status": "status of an engine that refused or failed",
 }
