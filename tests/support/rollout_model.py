@@ -14,16 +14,23 @@ from pd_operator.core.plan_rollout import Engine, Hold, Rollout, Side, pairs, pl
 
 @dataclass
 class ModelPod:
-    """One engine: it is ready first and available later."""
+    """One engine: it is ready first and available later. ``rotten``: it can't start any more."""
 
     generation: str
     ready: bool = False
     available: bool = False
     troubled: bool = False
+    rotten: bool = False
 
     def come_up(self) -> None:
-        """Ready for long enough."""
-        self.ready, self.available, self.troubled = True, True, False
+        """Ready for long enough; what can't start is in trouble by then."""
+        self.be_ready()
+        self.available = self.ready
+
+    def be_ready(self) -> None:
+        """It answers, but not for long enough."""
+        self.ready = self.ready or not self.rotten
+        self.troubled = not self.ready
 
     def go_down(self) -> None:
         """It does not answer any more."""
@@ -32,7 +39,8 @@ class ModelPod:
 
 @dataclass
 class ModelSet:
-    """One role's StatefulSet. ``current``: the template of pods below the partition that are made anew."""
+    """One role's StatefulSet. ``current``: the template of pods below the partition that are made anew; ``rotten``:
+    those from which no engine starts any more."""
 
     replicas: int
     template: str
@@ -42,6 +50,7 @@ class ModelSet:
     step: int = 1
     user_partition: int = 0
     pods: dict[int, ModelPod] = field(default_factory=dict)
+    rotten: set[str] = field(default_factory=set)
     taken: int = 0
     """Pods that an update has replaced."""
 
@@ -65,13 +74,20 @@ class ModelSet:
         self.pods = {index: pod for index, pod in self.pods.items() if index < self.replicas}
         for index in range(self.replicas):
             if index not in self.pods:
-                self.pods[index] = ModelPod(self.current if index < self.partition else self.template)
+                made = self.current if index < self.partition else self.template
+                self.pods[index] = ModelPod(made, rotten=made in self.rotten)
         if self.modern:
             self._update_all_that_is_down()
         else:
             self._update_next()
         if all(pod.generation == self.template and pod.ready for pod in self.pods.values()):
             self.current = self.template
+
+    def rot(self, generation: str) -> None:
+        """Engines of that template run on, and start no more."""
+        self.rotten.add(generation)
+        for pod in self.pods.values():
+            pod.rotten = pod.rotten or pod.generation == generation
 
     def _update_next(self) -> None:
         for index in reversed(range(self.partition, self.replicas)):

@@ -18,7 +18,7 @@ Nothing is remembered: everything follows from the engines that exist. Separate 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -175,6 +175,7 @@ def _in_step(generation: str, mine: _View, other: _View) -> int:
     allowed = max(mine.side.step, mine.count * reached // other.count) if reached else 0
     keep = min(mine.count - allowed, len(mine.stale))
     partition = mine.stale[keep - 1] + 1 if keep > 0 else 0
+    partition = min([partition, *_in_the_way(generation, mine, partition)])
     # An engine that is not available for a moment does not take back what was allowed.
     return min(partition, mine.side.partition) if mine.side.generation == generation else partition
 
@@ -191,7 +192,7 @@ def _keeping(generation: str, views: tuple[_View, _View], old: str) -> tuple[tup
     """Partitions that keep a pair of one earlier generation, as long as that brings the rollout forward."""
     one, two = views
     floors = (_lowest(one, old) + 1, _lowest(two, old) + 1)
-    means = (_means(one, floors[0], {old, generation}), _means(two, floors[1], {old, generation}))
+    means = (_means(one, floors[0], old, generation), _means(two, floors[1], old, generation))
     if _Means.PAUSED in means:
         return (one.count, two.count), False
     single = tuple(mean is _Means.SINGLE for mean in means)
@@ -208,14 +209,39 @@ def _lowest(view: _View, old: str) -> int:
     return min(engine.index for engine in view.side.engines if engine.generation == old and engine.ready)
 
 
-def _means(view: _View, floor: int, useful: Set[str]) -> _Means:
+def _means(view: _View, floor: int, old: str, generation: str) -> _Means:
+    side = view.side
     if not view.limit:
         return _Means.PAUSED
-    if view.new or max(floor, view.side.user_partition) < view.count:
-        return _Means.STAGED
-    below = [engine for engine in view.side.engines if engine.index < floor - 1]
-    hopeless = sum(engine.troubled or engine.generation not in useful for engine in below)
-    return _Means.WAITING if hopeless < floor - 1 else _Means.SINGLE
+    if view.new or max(floor, side.user_partition) < view.count:
+        return _Means.SINGLE if not view.new and _in_the_way(generation, view, floor) else _Means.STAGED
+    below = [engine for engine in side.engines if engine.index < floor - 1]
+    if any(engine.generation in (old, generation) and not engine.troubled for engine in below):
+        return _Means.WAITING
+    missing = _missing(view, floor - 1)
+    return _Means.WAITING if missing and not _given_up(generation, side, missing) else _Means.SINGLE
+
+
+def _in_the_way(generation: str, view: _View, partition: int) -> list[int]:
+    """Engines that can't run and that the partition would keep, while nothing else is replaced because of them.
+
+    Since Kubernetes 1.37 they count as unavailable wherever they are, and `step` allows no more of those.
+    """
+    own = view.side.user_partition
+    reach = [engine for engine in view.side.engines if own <= engine.index < min(partition, view.count)]
+    broken = [engine.index for engine in reach if engine.troubled and engine.generation != generation]
+    broken += _given_up(generation, view.side, _missing(view, partition))
+    return broken if len(broken) >= view.side.step else []
+
+
+def _missing(view: _View, partition: int) -> list[int]:
+    """Indices below a partition that have no engine. Where the partition holds them they are made anew as they were."""
+    return sorted(set(range(min(partition, view.count))) - {engine.index for engine in view.side.engines})
+
+
+def _given_up(generation: str, side: Side, missing: list[int]) -> list[int]:
+    """Those that the live partition lets come in new. Held again they would come back as they were, again and again."""
+    return [index for index in missing if side.generation == generation and index >= side.partition]
 
 
 def _hold(view: _View, partition: int, replicas: int | None) -> Hold:

@@ -7,11 +7,11 @@ back, specs change, and the operator is away or killed between two writes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pd_operator.core.plan_rollout import Engine, Hold, Rollout, Side, plan_rollout
@@ -56,6 +56,17 @@ CASES: dict[str, tuple[Side, Side, tuple[int, int], bool]] = {
     "a broken old one is not kept": (side("a!", "a!"), side("a", "a"), (0, 0), True),
     "the only ready one is the highest": (side("a-", "a"), side("a", "a"), (2, 1), False),
     "and will stay so": (side("a!", "a"), side("a", "a"), (2, 1), True),
+    "one that is missing below it may come back": (side("", "a"), side("a", "a"), (2, 1), False),
+    "what was given up is not held again": (side("", "a", live="b"), side("a", "b", **NEW), (0, 1), True),
+    "what comes back as it was is given up": (side("a", "a-", "c", live="b", partition=3),
+                                              side("c", "b", **NEW), (0, 1), True),
+    "a broken one lets no other be away": (side("a!", "a", "a"), side("a", "a"), (2, 1), True),
+    "so it goes first": (side("a!", "a", "a", live="b", partition=2), side("a", "b", **NEW), (0, 1), True),
+    "and does not come back": (side("", "a", "a", live="b"), side("a", "b", **NEW), (0, 1), True),
+    "more may be away": (side("a!", "a", "a", step=2), side("a", "a"), (2, 1), False),
+    "a broken one beside a new pair": (side("a", "a!", "a", "b", live="b", partition=3),
+                                       side(*"aaab", live="b", partition=3), (1, 2), False),
+    "a user's canary leaves it": (side("a!", "a", "a", user_partition=1), side("a", "a"), (2, 1), False),
     "a starting one of the wanted generation below it is": (side("b-", "a", live="a"), side("a", "a"),
                                                             (2, 1), False),
     "one of another generation below it is no help": (side("a", "c", live="c"), side("c", live="c"), (0, 0), True),
@@ -116,9 +127,7 @@ def test_fewer_engines_are_wanted(
 
 
 def _with(one: Side, wanted: int | None) -> Side:
-    return Side(
-        one.replicas, one.engines, one.available, wanted, one.generation, one.partition, one.user_partition, one.step
-    )
+    return replace(one, wanted=wanted)
 
 
 # --- whole rollouts -----------------------------------------------------------------------------
@@ -280,6 +289,15 @@ class Away:
     ups: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Rot:
+    """Engines of an earlier generation run on, and can't start any more."""
+
+    role: str
+    generation: str
+
+
+Step = Tick | Edit | Scale | Away | Rot
 MASK = st.integers(0, 255)
 FEW = st.sampled_from([0, 0, 0, *(1 << bit for bit in range(8)), 255])
 ROLE = st.sampled_from(ROLES)
@@ -290,6 +308,7 @@ STEPS = st.one_of(
     TICK,
     st.builds(Edit, st.sampled_from("abc"), st.booleans(), ROLE),
     st.builds(Scale, ROLE, st.integers(1, 4), st.booleans()),
+    st.builds(Rot, ROLE, st.sampled_from("abc")),
     st.builds(Away, st.tuples(MASK, MASK, MASK)),
 )
 
@@ -298,7 +317,8 @@ class Walk:
     """Any steps, and what must hold after each.
 
     When a pair could serve before a write or a controller's work, one can after it, unless the plan has said that there
-    is a gap; and it says so only when a role has one engine, its engines are of three generations, or nothing serves.
+    is a gap; and it says so only when a role has one engine, lacks one or has one in trouble, when engines are of three
+    generations, or when nothing serves.
     """
 
     def __init__(self, prefill: int, decode: int, modern: bool, at_once: int) -> None:
@@ -306,7 +326,7 @@ class Walk:
         for one in self.made.sets.values():
             one.step = at_once if modern else 1
 
-    def go(self, step: Tick | Edit | Scale | Away) -> None:
+    def go(self, step: Step) -> None:
         """One step."""
         if isinstance(step, Tick):
             for role in _order(step.first):
@@ -320,6 +340,8 @@ class Walk:
             if step.external:
                 one = self.made.sets[step.role]
                 one.replicas = max(step.number, one.replicas)
+        elif isinstance(step, Rot):
+            self.made.sets[step.role].rot(step.generation)
         else:
             self._operate()
             if self.made.serving() and not self.made.rollout.gap:
@@ -342,11 +364,15 @@ class Walk:
     def _operate(self, roles: Sequence[str] = ROLES) -> None:
         before = self.made.serving()
         self.made.operate(roles)
-        assert self.made.serving() or not before, "a scale-down took the last pair"
+        stay = ([pod for index, pod in one.pods.items() if index < one.replicas] for one in self.made.sets.values())
+        hopeless = any(pods and all(pod.troubled for pod in pods) for pods in stay)
+        assert self.made.serving() or not before or hopeless, "a scale-down took the last pair"
         if self.made.rollout.gap and before:
             single = any(one.replicas == 1 for one in self.made.sets.values())
             known = {pod.generation for pod in self.made.all_pods()} - {self.made.generation}
-            assert single or len(known) > 1, "a gap without a reason"
+            broken = any(pod.troubled for pod in self.made.all_pods())
+            lacks = any(set(range(one.replicas)) - one.pods.keys() for one in self.made.sets.values())
+            assert single or broken or lacks or len(known) > 1, "a gap without a reason"
 
     def _control(self, role: str) -> None:
         before = self.made.serving()
@@ -361,14 +387,31 @@ class Walk:
             elif up >> number & 1:
                 pod.come_up()
             elif shortly >> number & 1:
-                pod.ready = True
+                pod.be_ready()
 
 
 def _order(first: str) -> list[str]:
     return sorted(ROLES, key=lambda role: role != first)
 
 
+QUIET = Tick("prefill", 0, 0, 0)
+COMES_BACK_AS_IT_WAS: list[Step] = [
+    QUIET, Edit("c", False, "prefill"), QUIET, QUIET, Scale("prefill", 2, False), QUIET, QUIET, Away((0, 0, 10)),
+    Edit("c", False, "prefill"), Scale("prefill", 3, False), QUIET, Edit("b", False, "prefill"), QUIET, QUIET, QUIET,
+    QUIET, Tick("prefill", 12, 0, 0), Scale("decode", 1, False), QUIET, Tick("prefill", 0, 4, 0),
+    Edit("c", False, "prefill"), Scale("decode", 2, False),
+]  # fmt: skip
+"""A third generation's only ready engine is the highest, and the one below it is made anew from the first template."""
+
+ONE_CANT_START: list[Step] = [Rot("prefill", "a"), Tick("prefill", 0, 0, 1)]
+"""Of a deployment that serves one engine fails and can't start any more, and another generation is to come."""
+
+
 @settings(max_examples=150)
+@example((1, 2), True, 1, COMES_BACK_AS_IT_WAS)
+@example((2, 2), True, 1, ONE_CANT_START)
+@example((3, 1), True, 1, ONE_CANT_START)
+@example((3, 2), True, 1, ONE_CANT_START)
 @given(
     numbers=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     modern=st.booleans(),
@@ -376,9 +419,10 @@ def _order(first: str) -> list[str]:
     steps=st.lists(STEPS, min_size=10, max_size=60),
 )
 def test_whatever_happens_a_pair_stays_and_the_rollout_ends(
-    numbers: tuple[int, int], modern: bool, at_once: int, steps: list[Tick | Edit | Scale | Away]
+    numbers: tuple[int, int], modern: bool, at_once: int, steps: list[Step]
 ) -> None:
     walk = Walk(*numbers, modern, at_once)
     for step in steps:
         walk.go(step)
-    roll(walk.made, walk.made.generation, "prefill", start=2, slow_start=3)
+    starts = not any(walk.made.generation in one.rotten for one in walk.made.sets.values())
+    roll(walk.made, walk.made.generation if starts else "d", "prefill", start=2, slow_start=3)
