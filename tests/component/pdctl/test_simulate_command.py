@@ -94,10 +94,11 @@ def test_modes_are_as_asked(trace: Path) -> None:
         (["--clients", "1", "--hours", "0.1", "--pressure", "50"], "use more clients or less pressure"),
         (["--clients", "1", "--hours", "0.1", "--pressure", "-1"], "--pressure must be over 0"),
         (["--clients", "1", "--hours", "0.1", "--pool-tokens", "160"], "the pool has 10"),
+        (["--clients", "10000", "--hours", "240"], "that would be up to 288,000,000 turns; at most 3,000,000"),
         (["--clients", "1", "--hours", "0.1", "--out", "/proc/none"], "/proc/none: cannot be written to"),
         (["--clients", "1", "--hours", "0.1", "--write-trace", "/proc/none"], "/proc/none: cannot be written"),
     ],
-    ids=["no-file", "too-much", "negative", "small-pool", "no-folder", "no-trace"],
+    ids=["no-file", "too-much", "negative", "small-pool", "too-long", "no-folder", "no-trace"],
 )
 def test_what_cannot_be_done_is_said(arguments: list[str], says: str) -> None:
     code, out, err = run(*arguments)
@@ -111,3 +112,13 @@ def test_a_line_that_is_no_turn_is_named_with_its_file(trace: Path) -> None:
     code, _, err = run("--trace", str(trace))
     assert code == 2
     assert err == f"pdctl simulate: {trace}: line 6: input_length must be a whole number of tokens, at least 1\n"
+
+
+@pytest.mark.parametrize(
+    "option", ["--hours", "--decode-speed", "--ttl", "--pressure", "--singles-per-minute", "--lease"]
+)
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_what_is_no_number_is_refused(option: str, value: str) -> None:
+    code, out, err = run("--clients", "1", "--hours", "0.1", option, value)
+    assert (code, out) == (2, "")
+    assert option in err

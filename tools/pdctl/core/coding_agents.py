@@ -24,7 +24,8 @@ DECODE_TOKENS_PER_S: Final = 40.7
 _Scale = Sequence[tuple[float, float]]
 """Quantiles: share of the values, value; rising. Beyond either end lies the end."""
 
-HUMAN_WAIT_S: Final[_Scale] = ((0.0, 1.0), (0.5, 84.0), (0.75, 300.0), (0.9, 1236.0), (0.957, 3600.0))
+HUMAN_MEDIAN_S: Final = 84.0
+HUMAN_WAIT_S: Final[_Scale] = ((0.0, 1.0), (0.5, HUMAN_MEDIAN_S), (0.75, 300.0), (0.9, 1236.0), (0.957, 3600.0))
 """Before a user's next message. p50 1.4 min and p90 20.6 min (session_timing_distribution.tex); 5 min are the 79.6 %
 and 69.8 % quantile of the two agents, 1 h the 96.4 % and 94.9 % (human_input_wait/README.md), merged in the proportion
 0.53 to 0.47 that gives the merged mean of 46.7 min from their means of 2,401 s and 3,260 s. Longer ones count as 1 h,
@@ -43,6 +44,7 @@ NEW_TOKENS: Final = (251.0, 1182.0)
 """Median of what a call adds beside the last answer (adjusted_prefix_append/README.md, Claude), and its mean: context
 grew by 608,810,766 tokens in 357,161 calls (paper_macros.tex), less the mean answer."""
 START_SPREAD_S: Final = 600.0
+MAX_TURNS: Final = 3_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +59,23 @@ class Crowd:
     clients: int
     seconds: float
     max_tokens: int = 131_072
-    human_wait_s: float = 84.0
+    human_wait_s: float = HUMAN_MEDIAN_S
     singles_per_min: float = 0.0
+
+    @property
+    def most_turns(self) -> float:
+        """Hardly more than this: a turn with its tools takes half a minute on average, without its user."""
+        return self.seconds * (self.clients / 30 + self.singles_per_min / 60)
 
 
 def make_trace(crowd: Crowd, draw: Draw) -> list[Client]:
-    """The same for the same draws. Turns that would come after the end, were there no queue, are left out."""
+    """The same for the same draws. Turns that would come after the end, were there no queue, are left out.
+
+    Raises:
+        ValueError: it would be too long.
+    """
+    if not crowd.most_turns <= MAX_TURNS:
+        raise ValueError(f"that would be up to {crowd.most_turns:,.0f} turns; at most {MAX_TURNS:,} are made up")
     return [_client(crowd, draw) for _ in range(crowd.clients)] + list(_singles(crowd, draw))
 
 
@@ -84,7 +97,7 @@ def _client(crowd: Crowd, draw: Draw) -> Client:
             for step in range(round(_quantile(TOOL_STEPS_PLUS_1, draw()))):
                 if turns:
                     after_tool = step > 0
-                    human = _quantile(HUMAN_WAIT_S, draw()) * crowd.human_wait_s / 84.0
+                    human = _quantile(HUMAN_WAIT_S, draw()) * crowd.human_wait_s / HUMAN_MEDIAN_S
                     wait = _quantile(TOOL_WAIT_S, draw()) if after_tool else human
                 now += wait
                 if turns and now > crowd.seconds:

@@ -13,7 +13,7 @@ import typer
 
 from pd_operator.core.model import PDDeployment
 from pd_operator.core.problems import SpecError
-from pdctl.core.coding_agents import DECODE_TOKENS_PER_S, Crowd
+from pdctl.core.coding_agents import DECODE_TOKENS_PER_S, HUMAN_MEDIAN_S, Crowd
 from pdctl.core.kv_shape import KVShape, parse_shape
 from pdctl.core.kv_trace import Client
 from pdctl.core.memory_plan import GIB, Capacity, GpuMemory, PlanError, advise, fit_trace, simulate_modes
@@ -23,6 +23,7 @@ from pdctl.core.told_engine import ToldEngine, possible_modes, told_engine
 from pdctl.shell.engine_facts import EngineFactsError, ask_engine
 from pdctl.shell.files import FileError, check_model_folder, load_deployment
 from pdctl.shell.model_facts import ModelFactsError, read_config, weights_bytes
+from pdctl.shell.numbers import finite
 from pdctl.shell.trace_source import TraceFileError, made_up, read_trace
 
 HOURS: Final = 4.0
@@ -71,10 +72,18 @@ def plan(
         int | None, typer.Option(min=1, max=100_000, help="Open at a time, over all decode engines.")
     ] = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="Of an average conversation.")] = None,
-    think_time: Annotated[float, typer.Option(min=0.01, help="Median seconds before a user's next message.")] = 84.0,
+    think_time: Annotated[
+        float, typer.Option(callback=finite, min=0.01, help="Median seconds before a user's next message.")
+    ] = HUMAN_MEDIAN_S,
     singles: Annotated[
         float,
-        typer.Option("--singles-per-minute", min=0, max=100_000, help="Turns beside these that nobody continues."),
+        typer.Option(
+            "--singles-per-minute",
+            callback=finite,
+            min=0,
+            max=100_000,
+            help="Turns beside these that nobody continues.",
+        ),
     ] = 0.0,
     trace: Annotated[
         Path | None, typer.Option("--trace", help="One decode engine's turns (JSONL), instead of the four above.")
@@ -86,13 +95,14 @@ def plan(
         int | None, typer.Option("--kv-bytes-per-token", min=1, help="On each GPU, instead of a config.")
     ] = None,
     gpu_memory: Annotated[
-        float | None, typer.Option("--gpu-memory-gib", min=0.1, help="Per GPU. P5enEFA: 139.")
+        float | None, typer.Option("--gpu-memory-gib", callback=finite, min=0.1, help="Per GPU. P5enEFA: 139.")
     ] = None,
     weights: Annotated[
-        float | None, typer.Option("--weights-gib", min=0, help="Of the whole model. Absent: from its folder.")
+        float | None,
+        typer.Option("--weights-gib", callback=finite, min=0, help="Of the whole model. Absent: from its folder."),
     ] = None,
     other: Annotated[
-        float, typer.Option("--other-gib", min=0, help="Per GPU: activations, CUDA graphs, NCCL.")
+        float, typer.Option("--other-gib", callback=finite, min=0, help="Per GPU: activations, CUDA graphs, NCCL.")
     ] = OTHER_GIB,
     pool_tokens: Annotated[
         int | None, typer.Option(min=1, help="The pool, as an engine's log says it, instead of all this.")

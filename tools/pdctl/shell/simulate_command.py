@@ -15,6 +15,7 @@ from pdctl.core.retention_modes import LEASE_SECONDS, LEASE_SHARE, TOOL_HOLD_SEC
 from pdctl.core.retention_report import Study, as_json, as_markdown, study_pool, study_pressures
 from pdctl.core.retention_simulation import BLOCK_TOKENS, Engine, unhindered_end
 from pdctl.shell.folders import FolderError, writable_folder
+from pdctl.shell.numbers import finite
 from pdctl.shell.trace_source import TraceFileError, made_up, read_trace, write_trace
 
 PRESSURES: Final = (0.5, 1.0, 2.0)
@@ -27,30 +28,43 @@ def simulate(
         Path | None, typer.Option("--trace", help="Turns to play (JSONL; docs/retention.md). Absent: made up.")
     ] = None,
     clients: Annotated[int, typer.Option(min=1, max=10_000, help="Made up: coding agents at a time.")] = 64,
-    hours: Annotated[float, typer.Option(min=0.1, max=240, help="Made up: how long.")] = 4.0,
+    hours: Annotated[float, typer.Option(callback=finite, min=0.1, max=240, help="Made up: how long.")] = 4.0,
     seed: Annotated[int, typer.Option(min=0, help="Made up: the same seed gives the same turns.")] = 1,
     max_context: Annotated[int, typer.Option(min=1024, help="Made up: tokens at which an agent compacts.")] = 131_072,
     singles: Annotated[
-        float, typer.Option("--singles-per-minute", min=0, max=100_000, help="Made up: turns that nobody continues.")
+        float,
+        typer.Option(
+            "--singles-per-minute", callback=finite, min=0, max=100_000, help="Made up: turns that nobody continues."
+        ),
     ] = 0.0,
     pressure: Annotated[
         list[float] | None,
-        typer.Option(help="Memory that all conversations need, divided by the pool. Again for more; 0.5, 1 and 2."),
+        typer.Option(
+            callback=finite,
+            help="Memory that all conversations need, divided by the pool. Again for more; 0.5, 1 and 2.",
+        ),
     ] = None,
     pool_tokens: Annotated[
         int | None, typer.Option(min=1, help="The pool itself, as an engine's log says it, instead of pressures.")
     ] = None,
     block_tokens: Annotated[int, typer.Option(min=1, max=65536, help="Tokens per KV block.")] = BLOCK_TOKENS,
-    decode_speed: Annotated[float, typer.Option(min=0.1, help="Tokens per second of an answer.")] = DECODE_TOKENS_PER_S,
+    decode_speed: Annotated[
+        float, typer.Option(callback=finite, min=0.1, help="Tokens per second of an answer.")
+    ] = DECODE_TOKENS_PER_S,
     ttl: Annotated[
-        list[float] | None, typer.Option(min=20, help="Pinned: seconds. Again for more; 480 and 60.")
+        list[float] | None, typer.Option(callback=finite, min=20, help="Pinned: seconds. Again for more; 480 and 60.")
     ] = None,
     lease: Annotated[
-        float, typer.Option(min=1, max=3600, help="Leased: seconds without a sign of life.")
+        float, typer.Option(callback=finite, min=1, max=3600, help="Leased: seconds without a sign of life.")
     ] = LEASE_SECONDS,
-    lease_share: Annotated[float, typer.Option(min=0.01, max=1, help="Leased: most of the pool.")] = LEASE_SHARE,
+    lease_share: Annotated[
+        float, typer.Option(callback=finite, min=0.01, max=1, help="Leased: most of the pool.")
+    ] = LEASE_SHARE,
     lease_tool_hold: Annotated[
-        float, typer.Option(min=0, max=86400, help="Leased: seconds for which it is prolonged while tools run.")
+        float,
+        typer.Option(
+            callback=finite, min=0, max=86400, help="Leased: seconds for which it is prolonged while tools run."
+        ),
     ] = TOOL_HOLD_SECONDS,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for retention.md, retention.json and retention.png.")
