@@ -10,20 +10,9 @@ import sys
 from collections.abc import Sequence
 
 from pd_router.access_flags import add_access_flags, read_access, read_tenant_limits, read_tls
+from pd_router.core.addresses import SettingsError, parse_deployment, parse_endpoint
 from pd_router.core.observe import Logging
-from pd_router.core.settings import (
-    Bypass,
-    Limits,
-    PodDiscovery,
-    Reuse,
-    Settings,
-    SettingsError,
-    Tenancy,
-    Timeouts,
-    check,
-    parse_deployment,
-    parse_endpoint,
-)
+from pd_router.core.settings import Bypass, Limits, PodDiscovery, Reuse, Settings, Tenancy, Timeouts, check
 from pd_router.core.workers import WORKER_VARIABLE
 from pd_router.observe_flags import add_observe_flags, read_logging, read_tracing
 from pd_router.store_flags import add_store_flags, read_store

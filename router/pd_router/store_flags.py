@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pd_router.core.settings import SettingsError
+from pd_router.core.addresses import SettingsError
 from pd_router.core.store_settings import Valkey, number_problems
 
 _OWN = ("--valkey-url", "--handle-key-file", "--valkey-username", "--valkey-password-file", "--valkey-ca-file")

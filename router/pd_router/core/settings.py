@@ -7,42 +7,20 @@ typing flags meet the same rules and the same messages.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 from pd_router.core.access import Access, Tls, access_problems, tenant_limit_problems, tls_problems
-from pd_router.core.hosts import is_host, name_problems
+from pd_router.core.addresses import Endpoint, SettingsError, parse_engine_url
+from pd_router.core.hosts import name_problems
 from pd_router.core.observe import Tracing, tracing_problems
 from pd_router.core.store_settings import Valkey, valkey_problems
 from pd_router.core.tenant_limits import TenantLimits
 
-MAX_PORT = 65535
 MAX_WORKERS = 64
 MAX_PROBE_INTERVAL = 4.0
 TTL_MARGIN = 10.0
 """Seconds by which the router's TTL ends before the engines': P declines reads in the last 5 s, and a prefill waits."""
-_DEFAULT_PORTS = {"http": 80, "https": 443}
-_PORT = re.compile(r"[0-9]{1,5}")
-_DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-
-
-class SettingsError(ValueError):
-    """Settings that cannot work. `problems` lists all of them, each naming the flag and the value allowed."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A host and a port to listen on or to connect to. `tls`: an engine with an https URL."""
-
-    host: str
-    port: int
-    tls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,48 +168,6 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     bypass: Bypass = field(default_factory=Bypass)
     timeouts: Timeouts = field(default_factory=Timeouts)
-
-
-def parse_endpoint(value: str, flag: str) -> Endpoint:
-    """`HOST:PORT`, `[IPV6]:PORT` or `:PORT` (all addresses). Raises SettingsError naming `flag`."""
-    host, _, port = value.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    fits = not host or is_host(host[1:-1] if bracketed else host)
-    if not _PORT.fullmatch(port) or int(port) > MAX_PORT or not fits or bracketed != (":" in host):
-        raise SettingsError(
-            [f"{flag}: {value!r} must be HOST:PORT, [IPV6]:PORT or :PORT with a port from 0 to {MAX_PORT}"]
-        )
-    return Endpoint(host.strip("[]") or "0.0.0.0", int(port))
-
-
-def parse_engine_url(value: str, flag: str) -> Endpoint:
-    """`http://HOST:PORT` or `https://HOST:PORT`. Raises SettingsError naming `flag`."""
-    try:
-        parts = urlsplit(value)
-        host = parts.hostname or ""
-        port = _DEFAULT_PORTS.get(parts.scheme, 0) if parts.port is None else parts.port
-    except ValueError as error:
-        raise SettingsError([f"{flag}: {value!r} is not a URL: {error}"]) from error
-    if parts.username is not None:
-        raise SettingsError([f"{flag}: a URL with credentials must be http://HOST:PORT; use --engine-api-key-file"])
-    if parts.scheme not in _DEFAULT_PORTS or not is_host(host) or not value.isprintable():
-        raise SettingsError([f"{flag}: {value!r} must be http://HOST:PORT or https://HOST:PORT"])
-    if not port:
-        raise SettingsError([f"{flag}: {value!r} must have a port from 1 to {MAX_PORT}"])
-    if parts.path not in ("", "/") or "?" in value or "#" in value:
-        text = f"{flag}: {value!r} must be http://HOST:PORT without a path, query, fragment or credentials"
-        raise SettingsError([text])
-    return Endpoint(host, port, parts.scheme == "https")
-
-
-def parse_deployment(value: str, flag: str) -> tuple[str, str]:
-    """`NAMESPACE/NAME`. Raises SettingsError naming `flag`."""
-    namespace, _, name = value.partition("/")
-    if not _DNS_LABEL.fullmatch(namespace) or not _DNS_LABEL.fullmatch(name):
-        raise SettingsError(
-            [f"{flag}: {value!r} must be NAMESPACE/NAME of a PDDeployment, each of a-z, 0-9 and -, at most 63 long"]
-        )
-    return namespace, name
 
 
 def _source_problems(settings: Settings) -> list[str]:

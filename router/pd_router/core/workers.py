@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass, replace
 from typing import Final
 
-from pd_router.core.settings import Endpoint, Settings
+from pd_router.core.addresses import Endpoint
+from pd_router.core.settings import Settings
 
 WORKER_VARIABLE: Final = "PD_ROUTER_WORKER"
 """In the environment of a process that a supervisor started: how to join it, see `Joining`."""

@@ -15,7 +15,7 @@ import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from pd_router.core.settings import Endpoint
+from pd_router.core.addresses import Endpoint
 
 READY: Final = "ready"
 """Why no turn can be served now; empty when one can be."""

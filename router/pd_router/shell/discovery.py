@@ -11,7 +11,8 @@ import asyncio
 import logging
 from typing import Any, Protocol
 
-from pd_router.core.settings import Settings, Timeouts, parse_engine_url
+from pd_router.core.addresses import parse_engine_url
+from pd_router.core.settings import Settings, Timeouts
 from pd_router.shell.exchange import Address
 from pd_router.shell.fleet import Fleet, Member
 from pd_router.shell.probe import EngineProbe, ProbeSettings

@@ -15,8 +15,9 @@ from collections.abc import Callable
 
 import uvloop
 
+from pd_router.core.addresses import SettingsError
 from pd_router.core.observe import Logging
-from pd_router.core.settings import Settings, SettingsError
+from pd_router.core.settings import Settings
 from pd_router.shell.descriptors import raise_limit
 from pd_router.shell.discovery import DiscoveryError
 from pd_router.shell.logs import configure

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pd_router.core.addresses import SettingsError
 from pd_router.core.auth import OPEN_PATHS
 from pd_router.core.dialect import DIALECTS
 from pd_router.core.errors import ApiError, bad_method, internal, no_websocket, unknown_path
@@ -17,7 +18,7 @@ from pd_router.core.fields import Api
 from pd_router.core.passed import PASSED, SOCKETS
 from pd_router.core.placement import Loads
 from pd_router.core.response_store import ResponseStore
-from pd_router.core.settings import Settings, SettingsError
+from pd_router.core.settings import Settings
 from pd_router.shell.admin import Admin, Pages
 from pd_router.shell.admission import Admission
 from pd_router.shell.client import ClientConnection, ServerState

@@ -9,8 +9,9 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
+from pd_router.core.addresses import SettingsError
 from pd_router.core.linking import Keyring
-from pd_router.core.settings import Settings, SettingsError
+from pd_router.core.settings import Settings
 from pd_router.core.store_memory import MemoryStore
 from pd_router.shell.store_metrics import SharedStoreMetrics
 from pd_router.shell.valkey_store import IncarnationOf, ValkeyStore

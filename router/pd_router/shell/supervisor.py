@@ -22,8 +22,9 @@ from typing import Any, Final
 
 import uvloop
 
+from pd_router.core.addresses import Endpoint
 from pd_router.core.observe import Logging
-from pd_router.core.settings import Endpoint, Settings
+from pd_router.core.settings import Settings
 from pd_router.core.workers import WORKER_VARIABLE, Backoff, Joining
 from pd_router.shell.admin import Admin
 from pd_router.shell.channel import Answer, Channel, ChannelError

@@ -1,15 +1,14 @@
 """One turn from request to answer, top to bottom.
 
-The order of work is visible in `Turn._serve` and `Turn._attempt`: find a handle, choose engines, prefill, decode, keep
+The order of work is visible in `Turn._serve` and `Attempts.run`: find a handle, choose engines, prefill, decode, keep
 the new handle; and the rule for failures is one loop: before the first byte has reached the client a turn may start
 again, without the handle and on other engines where there are any; after that byte it can only end. What decides is in
-`core`, how the answer is relayed in `relay`, what is counted in `record`.
+`core`, one attempt in `attempt`, how the answer is relayed in `relay`, what is counted in `record`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from dataclasses import replace
 
@@ -18,33 +17,15 @@ from pd_router.core.capabilities import BY_RELEASE
 from pd_router.core.dialect import DIALECTS
 from pd_router.core.errors import ApiError
 from pd_router.core.fields import Api
-from pd_router.core.pairs import Direction, Pair
-from pd_router.core.placement import NO_PAIRS, Engine, rank_key
-from pd_router.core.plan import Plan, View, plan, to_compute
 from pd_router.core.policy import Decision
-from pd_router.core.pulls import Pull, pull_of
 from pd_router.core.request import Prepared, prepare
-from pd_router.core.usage import TOLD_TO_DECODE, Correct, corrector, reused_tokens
 from pd_router.core.wishes import read_wish
 from pd_router.shell.admission import Withdrawn
+from pd_router.shell.attempt import Attempts
 from pd_router.shell.context import Context
-from pd_router.shell.exchange import Exchange, Failure, LegError
-from pd_router.shell.fleet import Member
-from pd_router.shell.health import LegWatch, watch
-from pd_router.shell.keeper import Dispatch, Keeper, Recalling
-from pd_router.shell.legs import (
-    CLIENT_LEFT,
-    GONE,
-    RETRY_AFTER_SECONDS,
-    LegFailed,
-    Prefilled,
-    network_failure,
-    prefill,
-    refused,
-    request_head,
-)
+from pd_router.shell.keeper import Keeper, Recalling
+from pd_router.shell.legs import CLIENT_LEFT, GONE, LegFailed
 from pd_router.shell.record import TurnRecord
-from pd_router.shell.relay import StreamRelay, send_whole
 from pd_router.shell.request_reader import Request
 from pd_router.shell.responder import Responder
 from pd_wire.names import ROLE_DECODE, ROLE_PREFILL
@@ -56,9 +37,6 @@ FAILURES_PER_ROLE = 2
 and a decode engine may be in trouble at one time."""
 RETRY_PAUSE_SECONDS = 0.1
 """Before a retry that can only go where it just failed."""
-_UNREACHED = frozenset(
-    {Failure.CONNECT.value, Failure.CONNECT_TIMEOUT.value, Failure.CLOSED.value, Failure.TIMEOUT.value}
-)
 
 
 class Turn:
@@ -74,20 +52,10 @@ class Turn:
         self._own_headers = [(b"x-request-id", self._request_id.encode("latin-1", "replace"))]
         self._record = TurnRecord(context, self._request_id, api.value, request)
         self._status = 200
-        self._tenant = request.tenant
         self._keeper = Keeper(context, self._record, request.tenant)
-        self._avoid: set[str] = set()
-        self._avoid_pairs: frozenset[tuple[str, str]] = frozenset()
-        self._two_legs = False
-        self._exchange: Exchange | None = None
-        self._leg = ""
-        self._watched: tuple[LegWatch, ...] = ()
-        """The legs of the attempt that runs."""
-        self._reading = False
-        """The engine of the leg that runs was given the other's handle and may be reading its KV."""
-        self._prefilled_at = 0.0
-        self._decodes: tuple[Engine, ...] = ()
-        self._prefills: tuple[Engine, ...] = ()
+        self._attempts = Attempts(
+            context, api, request, responder, self._record, self._keeper, self._request_id, self._own_headers
+        )
 
     async def run(self) -> None:
         """Answer the request, whatever happens."""
@@ -96,7 +64,7 @@ class Turn:
         admitted = False
         try:
             prepared = await self._prepare()
-            await context.admission.enter(self, self._tenant)
+            await context.admission.enter(self, self._request.tenant)
             admitted = True
             self._record.admitted()
             if responder.gone:
@@ -113,8 +81,7 @@ class Turn:
         finally:
             if admitted:
                 context.admission.leave()
-            if self._exchange is not None:
-                self._exchange.abort()
+            self._attempts.abort()
             self._keeper.close()
             responder.on_gone = None  # without this cycle a turn's memory is free at once, and the next one's is warm
             if responder.gone and not responder.finished and self._status == 200:
@@ -143,8 +110,7 @@ class Turn:
 
     async def _serve(self, prepared: Prepared) -> None:
         """Try until the client has an answer or there is nothing left to try."""
-        self._two_legs = prepared.two_legs
-        keeper = self._keeper
+        keeper, attempts = self._keeper, self._attempts
         keeper.identify(prepared)
         clean = not keeper.keys
         failures = {ROLE_PREFILL: 0, ROLE_DECODE: 0}
@@ -153,13 +119,13 @@ class Turn:
             found = None if clean else await keeper.open()
             if self._responder.gone:
                 raise Withdrawn  # while a shared store was asked, or before another attempt
-            self._look()
-            decision = Decision.recompute() if clean else keeper.find(prepared, found, self._decodes)
+            attempts.look(two_legs=prepared.two_legs)
+            decision = Decision.recompute() if clean else keeper.find(prepared, found, attempts.decodes)
             self._record.fields["attempts"] += 1
-            planned = self._plan(prepared, decision)
+            planned = attempts.plan(prepared, decision)
             attached = planned.decision.attach
             try:
-                await self._attempt(prepared, planned)
+                self._status = await attempts.run(prepared, planned)
                 return
             except LegFailed as failure:
                 self._record.failed(failure, attached)
@@ -171,7 +137,7 @@ class Turn:
                 self._record.retried(failure)
                 how = " without its handle" if attached else ""
                 log.warning("turn %s: %s, trying again%s", self._request_id, failure, how)
-                if failure.reason not in GONE and not self._has_untried(failure.leg):
+                if failure.reason not in GONE and not attempts.has_untried(failure.leg):
                     await asyncio.sleep(RETRY_PAUSE_SECONDS)
 
     def _may_try_again(self, failure: LegFailed, attached: bool) -> bool:
@@ -183,232 +149,11 @@ class Turn:
         self._record.not_retried()
         return False
 
-    def _look(self) -> None:
-        """The engines as they are now; one attempt decides everything on this view, and awaits nothing meanwhile."""
-        now = self._context.now()
-        self._decodes = self._context.fleet.snapshot(ROLE_DECODE, now)
-        self._prefills = self._context.fleet.snapshot(ROLE_PREFILL, now) if self._two_legs else ()
-
-    # -- one attempt -----------------------------------------------------------------------------
-    def _plan(self, prepared: Prepared, decision: Decision) -> Plan:
-        """Who serves this attempt. Nothing is awaited between the look at the engines and the leases on them."""
-        context = self._context
-        now, pairs = context.now(), context.fleet.pairs
-        view = View(
-            self._decodes,
-            self._prefills,
-            context.loads,
-            no_handoff=pairs.blocked(Direction.HANDOFF, now) if pairs else NO_PAIRS,
-            no_pull=pairs.blocked(Direction.PULL, now) if pairs else NO_PAIRS,
-            avoid=self._avoid,
-            avoid_pairs=self._avoid_pairs,
-            ranks=context.fleet.ranks(),
-        )
-        settings = context.settings
-        planned = plan(prepared, decision, view, overload=settings.limits.decode_overload, bypass=settings.bypass)
-        self._record.planned(planned, decision)
-        return planned
-
-    async def _attempt(self, prepared: Prepared, planned: Plan) -> None:
-        """Run the legs. Raises LegFailed before, never after, the client has a byte."""
-        context = self._context
-        if planned.decode.engine is None:
-            any_decode = any(engine.takes_work for engine in self._decodes)
-            raise self._no_engine(ROLE_PREFILL if any_decode else ROLE_DECODE)
-        if planned.prefill is not None and planned.prefill.engine is None:
-            raise self._no_engine(ROLE_PREFILL)
-        decode = context.member(planned.decode.engine.key)
-        by = context.member(planned.prefill.engine.key) if planned.prefill and planned.prefill.engine else None
-        # Watched from here: while P works, all that comes would find a half-open D free, and be its trial as well.
-        pair = Pair(by.key, decode.key, Direction.HANDOFF) if by is not None else None
-        leg = watch(decode, pair, self._prefills, context.fleet.pairs, context.now)
-        self._watched = (leg,)
-        # D's place is taken before P begins: a finished prefill must not wait for one while its lease runs (HL-16).
-        places = [context.loads.open(decode.key)]
-        if planned.rank is not None:
-            places.append(context.loads.open(rank_key(decode.key, planned.rank)))
-        try:
-            prefilled = await self._prefill(prepared, planned.decision, by) if by is not None else None
-            await self._decode(prepared, planned, prefilled, decode, leg)
-        finally:
-            leg.abandoned()
-            self._watched = ()
-            for place in places:
-                place.close()
-
-    async def _prefill(self, prepared: Prepared, decision: Decision, member: Member) -> Prefilled:
-        context = self._context
-        timeouts = context.settings.timeouts
-        entry = decision.entry if decision.attach else None
-        body = prepared.prefill_body(entry.handle if entry is not None else None)
-        headers = self._record.began(ROLE_PREFILL, member, self._request.headers)
-        head = request_head(self._request.path, member, headers, self._request_id, len(body))
-        if entry is not None:
-            self._record.attached(decision.linked_by)
-            context.store.spent(entry)
-            if self._tenant is not None and not entry.shared:
-                context.guard.retained.release(self._tenant, entry.holder, entry.remote_tokens)
-        started = context.now()
-        work = context.loads.open(member.key, to_compute(prepared, entry))
-        pair = Pair(member.key, entry.holder, Direction.PULL) if entry is not None else None
-        leg = watch(member, pair, self._prefills, context.fleet.pairs, context.now)
-        self._watched = (*self._watched, leg)
-        self._leg, self._reading = ROLE_PREFILL, entry is not None
-        within = timeouts.pull if entry is not None else timeouts.prefill
-        try:
-            hosts = context.fleet.hosts(ROLE_PREFILL)
-            result = await prefill(context.pool, member, head, body, within, self._api, hosts, self._prefill_sent)
-        except LegFailed as failure:
-            self._blame(leg, failure)
-            raise
-        except BaseException:
-            leg.abandoned()
-            raise
-        finally:
-            work.close()
-            self._leg, self._exchange = "", None
-        pull = pull_of(result.report)
-        leg.succeeded(moved=pull is not Pull.FAILED)
-        if entry is not None:
-            member.pulls[pull] += 1
-        self._prefilled_at = context.now()
-        self._record.prefilled(result, self._prefilled_at - started, entry is not None)
-        return result
-
-    async def _decode(
-        self, prepared: Prepared, planned: Plan, prefilled: Prefilled | None, decode: Member, leg: LegWatch
-    ) -> None:
-        context, responder = self._context, self._responder
-        timeouts = context.settings.timeouts
-        params = prefilled.params if prefilled is not None else None
-        if responder.gone and params is None:
-            return
-        retain = params is not None and await self._keeper.may_retain(prepared, prefilled)
-        body = prepared.decode_body(params, retain=retain)
-        headers = self._record.began(ROLE_DECODE, decode, self._request.headers)
-        head = request_head(self._request.path, decode, headers, self._request_id, len(body), planned.rank)
-        wait = timeouts.first_byte if prepared.stream else timeouts.answer
-        if responder.gone:
-            # The client left between the legs. Decode still has to read P's blocks, or they are stranded until the
-            # lease ends; no exchange existed for `_client_left` to bound, so the bound is set here.
-            wait = timeouts.handoff
-        sent = Dispatch(decode, decode.incarnation, decode.witness.identity, context.now())
-        keep = functools.partial(self._keeper.keep, prepared, planned, sent)
-        if params is None:
-            leg.moves_nothing()
-        self._leg, self._reading = ROLE_DECODE, params is not None
-        try:
-            exchange = self._exchange = await context.pool.request(decode.address, head, body, wait)
-            if responder.gone:  # while the connection was being made
-                self._bound_or_stop(exchange)
-            if await exchange.head() != 200:
-                raise refused("decode", exchange.status, exchange, await exchange.body(), body)
-            self._record.accepted()
-            if prepared.stream:
-                relay = StreamRelay(
-                    context,
-                    self._record,
-                    responder,
-                    exchange,
-                    self._own_headers,
-                    self._prefilled_at,
-                    self._dialect,
-                    self._corrector(prefilled),
-                )
-                self._status = await relay.run(keep)
-            else:
-                exchange.limit_silence(timeouts.idle, context.now())
-                raw = await exchange.body()
-                await send_whole(
-                    self._record,
-                    responder,
-                    exchange,
-                    raw,
-                    self._own_headers,
-                    self._prefilled_at,
-                    keep,
-                    self._dialect,
-                    self._corrector(prefilled),
-                )
-        except LegError as error:
-            failure = network_failure("decode", error, wait)
-            self._blame(leg, failure)
-            raise failure from error
-        except LegFailed as failure:
-            self._blame(leg, failure)
-            raise
-        except BaseException:
-            leg.abandoned()
-            raise
-        finally:
-            if self._exchange is not None:
-                self._exchange.abort()
-                self._exchange = None
-        if self._status == 502:
-            leg.broke_off()
-        else:
-            leg.succeeded()
-
-    def _corrector(self, prefilled: Prefilled | None) -> Correct | None:
-        """What puts P's count of reused tokens in the place of D's; None where D knows it or computed the prompt."""
-        if prefilled is None or prefilled.params is None or TOLD_TO_DECODE in prefilled.params:
-            return None
-        report = prefilled.report
-        local, pulled = (report.local_tokens, report.pulled_tokens) if report is not None else (None, None)
-        return corrector(self._api, reused_tokens(prefilled.cached_tokens, local, pulled))
-
-    # -- when things go wrong ------------------------------------------------------------------------
     def _client_left(self) -> None:
-        """The socket is gone: stop what still may be stopped (RP-06).
-
-        Prefill without a handle holds nothing of anybody's and is stopped at once. With a handle it may be reading, and
-        decode before its first content may be too: blocks that are given up during a read are lost for a lease or, on
-        some engines, end the process (EL-03, EL-13). So these may go on, within a bound.
-        """
+        """The socket is gone."""
         self._context.admission.withdraw(self)
-        self._record.client_left("stream" if self._responder.started else self._leg or "prefill")
-        for leg in self._watched:
-            leg.let_go()  # it may be bound for long, and who comes next is the better trial
-        if self._exchange is not None:
-            self._bound_or_stop(self._exchange)
-
-    def _prefill_sent(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        if self._responder.gone:  # while the connection was being made
-            self._bound_or_stop(exchange)
-
-    def _bound_or_stop(self, exchange: Exchange) -> None:
-        if self._reading and not self._responder.started:
-            exchange.bound(self._context.now() + self._context.settings.timeouts.handoff)
-        else:
-            exchange.abort()
-
-    def _has_untried(self, role: str) -> bool:
-        """Whether an engine of the role takes work that has not failed this turn."""
-        engines = self._prefills if role == ROLE_PREFILL else self._decodes
-        return any(engine.takes_work and engine.key not in self._avoid for engine in engines)
-
-    def _blame(self, leg: LegWatch, failure: LegFailed) -> None:
-        """Count a failed leg, and look at the engine at once when it could not be reached."""
-        member = leg.member
-        self._avoid.add(member.key)
-        if self._responder.gone and failure.reason == Failure.TIMEOUT.value:
-            leg.abandoned()  # the bound of a client that left, and no engine's fault
-            return
-        if leg.failed(failure) and leg.pair is not None:
-            if leg.pair.direction is Direction.PULL:
-                member.pulls[Pull.FAILED] += 1
-            else:
-                self._avoid_pairs |= {(leg.pair.prefill, leg.pair.decode)}
-        if failure.reason in _UNREACHED:
-            self._context.suspect(member, gone=failure.reason == Failure.CONNECT.value)
-
-    def _no_engine(self, role: str) -> LegFailed:
-        """No engine of a role can take the turn; trying again now would find none either."""
-        members = self._context.fleet.of_role(role)
-        starting = any(not member.ready and member.incarnation == 0 for member in members)
-        make = errors.engine_not_ready if starting else errors.no_engine
-        return LegFailed(role, "no_engine", make(role, RETRY_AFTER_SECONDS), retryable=False, engine_fault=False)
+        self._record.client_left("stream" if self._responder.started else self._attempts.leg or "prefill")
+        self._attempts.client_left()
 
     def _give_up(self, failure: LegFailed) -> None:
         if self._responder.gone or self._responder.finished:

@@ -12,8 +12,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from pd_router.core.addresses import SettingsError
 from pd_router.core.auth import FileProblem
-from pd_router.core.settings import SettingsError
 
 log = logging.getLogger("pd_router.files")
 

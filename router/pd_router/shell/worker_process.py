@@ -18,8 +18,9 @@ from typing import Any, Final
 
 import uvloop
 
+from pd_router.core.addresses import SettingsError
 from pd_router.core.observe import Logging
-from pd_router.core.settings import Settings, SettingsError
+from pd_router.core.settings import Settings
 from pd_router.core.workers import WORKER_VARIABLE, Joining, share_of
 from pd_router.shell.admin import READY
 from pd_router.shell.channel import Answer, Channel, ChannelError

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pd_router.__main__ import parse_settings
-from pd_router.core.settings import PodDiscovery, SettingsError
+from pd_router.core.addresses import SettingsError
+from pd_router.core.settings import PodDiscovery
 
 BASE = ["--listen", "127.0.0.1:8000", "--admin", "127.0.0.1:9000"]
 PODS = [*BASE, "--discover-kubernetes", "prod/qwen"]

@@ -8,7 +8,7 @@ import pytest
 
 from pd_router.__main__ import build_parser, main, parse_settings
 from pd_router.core.access import Access, Tls
-from pd_router.core.settings import Endpoint, SettingsError, parse_endpoint, parse_engine_url
+from pd_router.core.addresses import Endpoint, SettingsError, parse_endpoint, parse_engine_url
 from pd_router.core.tenant_limits import TenantLimits
 
 BASE = ["--listen", "127.0.0.1:8000", "--admin", "127.0.0.1:9000", "--prefill", "http://a:1", "--decode", "http://b:1"]

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from pd_router.__main__ import main, parse_settings
+from pd_router.core.addresses import SettingsError
 from pd_router.core.observe import Logging, Tracing
-from pd_router.core.settings import SettingsError
 
 BASE = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:1", "--prefill", "http://a:1", "--decode", "http://b:1"]
 

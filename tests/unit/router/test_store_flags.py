@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from pd_router.__main__ import parse_settings
+from pd_router.core.addresses import SettingsError
 from pd_router.core.linking import MIN_SECRET_BYTES
-from pd_router.core.settings import Settings, SettingsError
+from pd_router.core.settings import Settings
 from pd_router.core.store_memory import MemoryStore
 from pd_router.core.store_settings import Target, Valkey, parse_url
 from pd_router.shell.metrics import Metrics

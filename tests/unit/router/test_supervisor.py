@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from pd_router.core.settings import Endpoint, Settings
+from pd_router.core.addresses import Endpoint
+from pd_router.core.settings import Settings
 from pd_router.shell import supervisor
 from pd_router.shell.channel import ChannelError
 from pd_router.shell.supervisor import Supervisor, Worker, command

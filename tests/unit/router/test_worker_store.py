@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
+from pd_router.core.addresses import Endpoint
 from pd_router.core.errors import ApiError
-from pd_router.core.settings import Endpoint, Limits, Reuse, Settings
+from pd_router.core.settings import Limits, Reuse, Settings
 from pd_router.core.store import Opened, PutResult, Ticket
 from pd_router.core.tenant_limits import TenantLimits
 from pd_router.core.worker_wire import Kind, Message, Reader, write

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pd_router.__main__ import parse_settings
-from pd_router.core.settings import Endpoint, Limits, Settings, SettingsError
+from pd_router.core.addresses import Endpoint, SettingsError
+from pd_router.core.settings import Limits, Settings
 from pd_router.core.worker_wire import (
     Kind,
     Message,
