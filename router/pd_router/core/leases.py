@@ -61,6 +61,8 @@ class _Kept:
     """It is to end at `until`: the client said so."""
     over: Why | None = None
     """It is to be ended once no turn runs on it."""
+    spoken_for: bool = False
+    """The engine has heard of the right. Where it has too little room it gives up first what nobody spoke for."""
 
     def term(self, now: float) -> int:
         """Seconds to ask for."""
@@ -69,9 +71,12 @@ class _Kept:
         return max(1, min(self.seconds, math.ceil(self.until - now)))
 
     def due(self, last: float, beat: float) -> float:
-        """When it should be prolonged: at a beat of its engine in the middle third, or at the end of that."""
+        """When it should be prolonged: the first time at its engine's next beat, then at one in the middle third, or at
+        the end of that."""
         third = self.seconds / 3
-        due = max(self.ends - 2 * third, min(last + beat, self.ends - third))
+        due = min(last + beat, self.ends - third)
+        if self.spoken_for:
+            due = max(self.ends - 2 * third, due)
         if self.turns:
             return due
         if self.exact and self.ends > self.until + _SLACK:
@@ -229,7 +234,7 @@ class Leases:
                 self._know(token, batch.sent)
             else:
                 renewed += 1
-                kept.ends, kept.sure = batch.sent + min(left[place], asked), True
+                kept.ends, kept.sure, kept.spoken_for = batch.sent + min(left[place], asked), True, True
         beat = self._beat(engine)
         engine.not_before = now + max(1.0, beat / 2) if left is None else now
         self._settle(holder, engine, self._tidy(engine), now)

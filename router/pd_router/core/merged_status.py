@@ -28,6 +28,8 @@ def merge_status(reuse: bool, started: float, pages: Sequence[Page], funnel: Map
             known = engines.setdefault(engine["engine"], dict(engine))
             known["ready"] = known["ready"] and engine["ready"]
             known["draining"] = known["draining"] or engine["draining"]
+            if not known["retention"]:  # a worker that has kept no handle of it does not know
+                known["retention"], known["fallback"] = engine["retention"], engine["fallback"]
     for known in engines.values():
         # A worker that has not found an engine yet sends it nothing.
         known["ready"] = known["ready"] and all(

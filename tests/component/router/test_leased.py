@@ -463,6 +463,7 @@ async def test_workers_are_one_router(deploy: Any) -> None:
     status = await status_of(deployment)
     assert status["leases"]["renewed"] >= 2
     assert status["leases"]["released"] >= 4
+    assert [one["retention"] for one in status["engines"] if one["role"] == "decode"] == ["Leased"]
     await delete(deployment, "workers", talk.headers)
     await ended(deployment.decode, tokens[-1])
 

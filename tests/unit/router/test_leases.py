@@ -132,6 +132,20 @@ def test_while_a_turn_runs_it_holds_and_then_for_its_seconds() -> None:
     assert len(scene.engine.posts) <= 1200 / 20 + 1
 
 
+def test_an_engine_hears_of_a_right_at_its_next_beat() -> None:
+    scene = Scene()
+    scene.hold(600.0, scene.leave())
+    scene.wait(2 * DELAY)
+    assert scene.total.renewed == 1
+    for number in range(2, 12):
+        scene.hold(600.0, scene.leave(lease(number)))
+        scene.wait(1.0)
+    assert len(scene.engine.posts) == 1
+    scene.wait(20.0)
+    assert len(scene.engine.posts) == 2
+    assert scene.total.renewed == 12
+
+
 def test_two_turns_on_one_lease() -> None:
     scene = Scene()
     scene.leave()

@@ -185,14 +185,23 @@ def test_the_funnel_is_what_the_metrics_say() -> None:
 
 
 # -- status ------------------------------------------------------------------------------------------
-def engine(name: str, ready: bool = True, draining: bool = False) -> dict[str, Any]:
-    return {"engine": name, "role": "decode", "generation": "g", "ready": ready, "draining": draining}
+def engine(
+    name: str, ready: bool = True, draining: bool = False, retention: str = "", fallback: str = ""
+) -> dict[str, Any]:
+    about = {"engine": name, "role": "decode", "generation": "g", "ready": ready, "draining": draining}
+    return {**about, "retention": retention, "fallback": fallback}
 
 
 def status(*engines: dict[str, Any], **discovery: Any) -> dict[str, Any]:
     leases = {"kept": 2, "renewed": 7}
     page: dict[str, Any] = {"reuse": "on", "started": 5.0, "engines": list(engines), "funnel": {}, "leases": leases}
     return {**page, "discovery": discovery} if discovery else page
+
+
+def test_how_long_an_engine_keeps_blocks_is_what_any_worker_knows() -> None:
+    pages = [status(engine("d1")), status(engine("d1", retention="Pinned", fallback="no hook")), status(engine("d1"))]
+    [merged] = merge_status(True, 1.0, pages, {})["engines"]
+    assert (merged["retention"], merged["fallback"]) == ("Pinned", "no hook")
 
 
 def test_an_engine_is_ready_when_every_worker_says_so() -> None:
