@@ -1,29 +1,29 @@
 """Promises of a fake engine to keep a turn's blocks, and its endpoint that prolongs and ends them.
 
 Separate from the connector because a promise is a reference that can be taken back at any time: no handle, no proof and
-no read depends on it. The endpoint is judged as the others are: what no router may send is a violation.
+no read depends on it. The endpoint reads and answers as the connector's does, by the same functions; what a router may
+not send is a violation.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from pd_connector.core import lease_request
+from pd_connector.core.lease_message import NewEnd
+from pd_connector.core.lease_request import Refused
 from pd_wire import lease
 from support.fake_engine.blocks import BlockPool
 
 if TYPE_CHECKING:
     from support.fake_engine.engine import FakeEngine
     from support.fake_engine.fabric import Clock
-
-MAX_BODY: Final = 128 * 1024
-_ITEM: Final = {"token", "seconds"}
 
 
 class LeaseFault(StrEnum):
@@ -111,24 +111,24 @@ class Promises:
 
 async def serve_leases(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
     """Answer one request to the endpoint."""
-    if request.method != "POST":
-        return _refusal(405, "use POST", None)
-    raw = await request.read()
-    if len(raw) > MAX_BODY:
-        return _refusal(413, "too large", None)
+    try:
+        if request.method != "POST":
+            raise Refused("only POST is served here", status=405)
+        batch = lease_request.parse(await request.read())
+    except Refused as refusal:
+        engine.fabric.violate(engine.name, f"leases: {refusal}")
+        return _refusal(refusal)
+    asked = {item.token: item.seconds for item in batch}
+    if len(asked) != len(batch):
+        engine.fabric.violate(engine.name, "leases: a token stands twice in one batch")
     fault = engine.lease_fault
-    items = _items(raw)
-    if isinstance(items, str):
-        engine.fabric.violate(engine.name, f"leases: {items}")
-        return _refusal(400, items, "leases")
-    asked = dict(items)
-    works = fault is None
     left = {
-        token: max((rank.promises.set(token, seconds) for rank in engine.ranks), default=0) if works else 0
-        for token, seconds in items
+        token: max(rank.promises.set(token, seconds) for rank in engine.ranks) if fault is None else 0
+        for token, seconds in asked.items()
     }
-    now = engine.fabric.clock.now()
-    engine.lease_calls.append(LeaseCall(now, asked, left, {name.lower(): one for name, one in request.headers.items()}))
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    engine.lease_calls.append(LeaseCall(engine.fabric.clock.now(), asked, left, headers))
+    first = batch[0].token
     match fault:
         case LeaseFault.HANGS:
             await asyncio.Event().wait()
@@ -136,40 +136,20 @@ async def serve_leases(engine: FakeEngine, request: web.Request) -> web.StreamRe
             if request.transport is not None:
                 request.transport.close()
         case LeaseFault.GARBAGE:
-            return web.Response(text=f"<html>{next(iter(asked))}</html>")
+            return web.Response(text=f"<html>{first}</html>")
         case LeaseFault.OTHERS:
-            return web.json_response({"leases": [{"token": "0" * 32, "seconds": 60} for _ in items]})
+            others = [NewEnd("0" * lease.TOKEN_DIGITS, 60) for _ in batch]
+            return _answer(lease_request.answer(others, [60] * len(batch)))
         case LeaseFault.REFUSES | LeaseFault.FAILS | LeaseFault.ABSENT:
-            return _refusal(int(fault.value.rpartition(" ")[2]), next(iter(asked)), "leases")
+            return _refusal(Refused(f"not with {first}", "leases", int(fault.value.rpartition(" ")[2])))
         case _:
             pass
-    return web.json_response({"leases": [{"token": token, "seconds": left[token]} for token, _ in items]})
+    return _answer(lease_request.answer(batch, [left[item.token] for item in batch]))
 
 
-def _items(raw: bytes) -> list[tuple[str, int]] | str:
-    """Token and seconds of each, or what is wrong with the body."""
-    try:
-        body: Any = json.loads(raw)
-    except ValueError:
-        return "the body must be JSON"
-    found = body.get("leases") if isinstance(body, dict) and body.keys() == {"leases"} else None
-    if not isinstance(found, list) or not 1 <= len(found) <= lease.MAX_BATCH:
-        return f"leases must be a list of 1 to {lease.MAX_BATCH} objects"
-    items: list[tuple[str, int]] = []
-    for place, one in enumerate(found):
-        if not isinstance(one, dict) or one.keys() != _ITEM:
-            return f"leases[{place}] must have token and seconds"
-        token, seconds = one["token"], one["seconds"]
-        if not isinstance(token, str) or lease.parse(f"{token}-1") is None:
-            return f"leases[{place}].token must be {lease.TOKEN_DIGITS} hexadecimal digits"
-        if type(seconds) is not int or not 0 <= seconds <= lease.MAX_SECONDS:
-            return f"leases[{place}].seconds must be a whole number from 0 to {lease.MAX_SECONDS}"
-        items.append((token, seconds))
-    if len(dict(items)) != len(items):
-        return "leases names a token twice"
-    return items
+def _answer(body: bytes, status: int = 200) -> web.Response:
+    return web.Response(body=body, status=status, content_type="application/json")
 
 
-def _refusal(status: int, message: str, param: str | None) -> web.Response:
-    error = {"message": message, "type": "invalid_request_error", "param": param, "code": None}
-    return web.json_response({"error": error}, status=status)
+def _refusal(refusal: Refused) -> web.Response:
+    return _answer(refusal.body(), refusal.status)
