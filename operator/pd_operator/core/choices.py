@@ -202,6 +202,7 @@ class Retention(StrEnum):
     """What becomes of a finished turn's blocks on decode."""
 
     UNPINNED = names.MODE_UNPINNED
+    LEASED = names.MODE_LEASED
     PINNED = names.MODE_PINNED
 
 

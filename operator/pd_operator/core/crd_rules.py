@@ -18,7 +18,13 @@ from pd_operator.core.pod_profiles import P5EN_EFA as P5EN_POD
 from pd_operator.core.profiles import CPU, P5EN_EFA
 from pd_operator.core.rules_extra import VALUES
 from pd_operator.core.rules_pod import TOO_MUCH_SHARED
-from pd_operator.core.rules_transfer import BYPASS_NEEDS_CACHE, FIELD_OF_KEY, FREE_KEYS, UNPINNED_NEEDS_OURS
+from pd_operator.core.rules_transfer import (
+    BYPASS_NEEDS_CACHE,
+    FIELD_OF_KEY,
+    FREE_KEYS,
+    LEASE_NEEDS_LEASED,
+    UNPINNED_NEEDS_OURS,
+)
 from pd_operator.core.spec_transfer import READ_MARGIN_SECONDS
 
 GIB: Final = 1 << 30
@@ -133,8 +139,9 @@ def _transfer_rules() -> list[Rule]:
             "must be Fail with connector Stock, which never answers a request whose read failed",
             "loadFailurePolicy",
         ),
-        rule('!has(self.retention) || self.retention != "Unpinned" || self.connector != "Stock"', UNPINNED_NEEDS_OURS,
+        rule('!has(self.retention) || self.retention == "Pinned" || self.connector != "Stock"', UNPINNED_NEEDS_OURS,
              "retention"),
+        rule('!has(self.lease) || (has(self.retention) && self.retention == "Leased")', LEASE_NEEDS_LEASED, "lease"),
         rule('!has(self.connectorImage) || self.connector != "Stock"', "must be left out with connector Stock",
              "connectorImage"),
     ]  # fmt: skip

@@ -10,6 +10,8 @@ from pd_operator.core.cel import Rule, compared, rule, text, words
 from pd_operator.core.pod_profiles import GPU
 from pd_operator.core.render_volumes import IMAGE_PATHS, KERNEL_PATHS, OWN_PATHS, OWN_VOLUMES, RUNTIME_FILES
 from pd_operator.core.reserved import (
+    CONNECTORS_OWN,
+    NO_CONNECTOR_MODULES,
     PLAIN_ENV,
     RENDERED_ENV,
     RENDERED_ENV_PREFIXES,
@@ -179,6 +181,7 @@ def argument_rules() -> list[Rule]:
             "the role, or it may never be used",
         ),
         rule(f"!self.matches({text(TOKEN)})", f"this argument holds a token: {NO_TOKEN}"),
+        rule(f"!self.matches({text(CONNECTORS_OWN)})", NO_CONNECTOR_MODULES),
         rule('self != "--"', "is no flag; the model and the rest have fields"),
         rule('!self.matches("^--[^= ]* ")', "flag and value in one entry; write two list entries, or join them with ="),
     ]

@@ -19,6 +19,7 @@ from pd_operator.core.model import PDDeployment
 from pd_operator.core.profiles import BACKEND_ENV, backend_of, profile_of
 from pd_operator.core.spec_engine import EngineSpec, EnvVar
 from pd_operator.core.spec_role import RoleSpec
+from pd_operator.core.spec_transfer import Lease
 from pd_wire import names
 
 KV_DEVICES: Final = {Device.CUDA: "cuda", Device.CPU: "cpu"}
@@ -29,6 +30,9 @@ COMMON_ENV: Final = {
 """PYTHONHASHSEED is left alone: vLLM seeds its block hashes with a constant of its own while they are cryptographic
 (the default), and a known seed would let clients slow an engine down with JSON keys that collide."""
 
+
+LEASE_API: Final = "pd_connector.shell.lease_api.LeaseApi"
+"""What adds it to vLLM's API server, as an import path."""
 
 NOT_BOUND: Final = "nobind"
 """vLLM's word for threads that the kernel places. Where engines share cores, its own choice is the same for each."""
@@ -76,6 +80,7 @@ def render_engine(deployment: PDDeployment, role: Role, endpoint: EngineEndpoint
         str(endpoint.http_port),
         *_engine_flags(spec.engine, settings),
         *profile.flags,
+        *_lease_flags(deployment, role),
         "--kv-transfer-config",
         json.dumps(kv_transfer_config(deployment, role), separators=(",", ":")),
         *spec.engine.extra_args,
@@ -95,7 +100,8 @@ def kv_transfer_config(deployment: PDDeployment, role: Role) -> dict[str, Any]:
             "kv_connector_module_path": names.CONNECTOR_MODULE,
         }
     reuse = transfer.bidirectional is Switch.ENABLED
-    unpinned = transfer.retention_mode is Retention.UNPINNED
+    # Prefill reads both in one way: a lease is between decode and the router.
+    unpinned = transfer.retention_mode is not Retention.PINNED
     policy = transfer.load_failure_policy
     if unpinned and role is Role.PREFILL:
         # Blocks that were overwritten during the read are reported to vLLM as failed loads.
@@ -106,7 +112,7 @@ def kv_transfer_config(deployment: PDDeployment, role: Role) -> dict[str, Any]:
         extra["kv_recompute_threshold"] = transfer.recompute_threshold_tokens
         extra["decoder_kv_blocks_ttl"] = transfer.decoder_blocks_ttl_seconds
         if unpinned:
-            extra[names.RETENTION_OPTION] = transfer.retention_mode.value
+            extra |= _retention(transfer.leases if role is Role.DECODE else None)
     extra |= {"bidirectional_kv_xfer": reuse, "kv_lease_duration": transfer.lease_duration_seconds}
     extra |= {entry.name: json.loads(entry.value) for entry in transfer.extra_config}
     return {
@@ -116,6 +122,23 @@ def kv_transfer_config(deployment: PDDeployment, role: Role) -> dict[str, Any]:
         "kv_load_failure_policy": policy.value.lower(),
         "kv_connector_extra_config": extra,
     }
+
+
+def _retention(leases: Lease | None) -> dict[str, Any]:
+    if leases is None:
+        return {names.RETENTION_OPTION: Retention.UNPINNED.value}
+    return {
+        names.RETENTION_OPTION: Retention.LEASED.value,
+        names.LEASE_SECONDS_OPTION: leases.seconds,
+        names.LEASE_SHARE_OPTION: leases.share_percent / 100,
+    }
+
+
+def _lease_flags(deployment: PDDeployment, role: Role) -> list[str]:
+    """The endpoint by which routers prolong and end leases. The user's own `--middleware` comes beside it."""
+    transfer = deployment.spec.kv_transfer
+    leases = transfer.leases if transfer.bidirectional is Switch.ENABLED and role is Role.DECODE else None
+    return [] if leases is None else ["--middleware", LEASE_API]
 
 
 def _model_flags(deployment: PDDeployment) -> list[str]:

@@ -101,12 +101,17 @@ def _reuse(deployment: PDDeployment) -> dict[str, str | int]:
     transfer = deployment.spec.kv_transfer
     if transfer.bidirectional is not Switch.ENABLED:
         return {"--reuse": "off"}
-    return {
+    found: dict[str, str | int] = {
         "--reuse": "on",
         "--handle-ttl": transfer.handle_ttl_seconds,
         "--engine-ttl": transfer.decoder_blocks_ttl_seconds,
         "--recompute-threshold": transfer.recompute_threshold_tokens,
     }
+    if transfer.router_ttl_seconds is not None:
+        found["--unpinned-handle-ttl"] = transfer.router_ttl_seconds
+    if transfer.leases is not None:
+        found["--lease-tool-hold"] = transfer.leases.tool_hold_seconds
+    return found
 
 
 def _observe(deployment: PDDeployment) -> dict[str, str | int]:

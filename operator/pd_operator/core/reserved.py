@@ -167,6 +167,10 @@ _HF_TOKEN: Final = "never write a token into the object; use spec.model.source.t
 
 _OF_THE_IMAGE: Final = "it is the image's own; set it in the image"
 
+CONNECTORS_OWN: Final = r"(^|=)pd_connector[.]"
+"""An argument that names a module of the connector, as `--middleware` would."""
+NO_CONNECTOR_MODULES: Final = "modules of the connector are loaded as spec.kvTransfer asks; leave this out"
+
 RENDERED_ENV: Final[dict[str, str]] = {
     "NIXL_BACKEND": _FOREIGN_BACKEND,
     "VLLM_NIXL_BACKEND": _FOREIGN_BACKEND,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from pd_operator.core import versions
@@ -10,6 +11,8 @@ from pd_operator.core.model import PDDeployment
 from pd_operator.core.problems import Problem, shown
 from pd_operator.core.profiles import profile_of
 from pd_operator.core.reserved import (
+    CONNECTORS_OWN,
+    NO_CONNECTOR_MODULES,
     PLAIN_ENV,
     RENDERED_ENV,
     RENDERED_ENV_PREFIXES,
@@ -34,6 +37,8 @@ def extra_arguments(deployment: PDDeployment) -> Iterator[Problem]:
             path = f"{place}[{index}]"
             if looks_like_token(argument):
                 yield Problem(path, TOKEN_ENV["HF_TOKEN"])
+            if re.search(CONNECTORS_OWN, argument):
+                yield Problem(path, NO_CONNECTOR_MODULES)
             if argument.startswith("--") and " " in argument.partition("=")[0]:
                 yield Problem(path, "flag and value in one entry; write two list entries, or join them with =")
         for index in words_without_flag(arguments):

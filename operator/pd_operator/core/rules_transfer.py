@@ -22,6 +22,8 @@ FIELD_OF_KEY: Final[dict[str, str]] = {
     "kv_lease_duration": "use spec.kvTransfer.leaseDurationSeconds",
     "kv_load_failure_policy": "use spec.kvTransfer.loadFailurePolicy",
     names.RETENTION_OPTION: "use spec.kvTransfer.retention",
+    names.LEASE_SECONDS_OPTION: "use spec.kvTransfer.lease.seconds",
+    names.LEASE_SHARE_OPTION: "use spec.kvTransfer.lease.sharePercent",
     "engine_id": "it is never fixed, since a restarted engine would be taken for the memory of the old one",
     "enforce_handshake_compat": "engines whose layouts differ would read wrong memory and answer 200",
 }
@@ -32,6 +34,11 @@ FREE_KEYS: Final = tuple(sorted(names.EXTRA_CONFIG_KEYS - FIELD_OF_KEY.keys()))
 
 UNPINNED_NEEDS_OURS: Final = (
     "must be Pinned with connector Stock, or be left out: vLLM's own connector would not notice that blocks were reused"
+)
+
+
+LEASE_NEEDS_LEASED: Final = (
+    "means something with retention Leased only: set spec.kvTransfer.retention to Leased, or leave it out"
 )
 
 
@@ -80,8 +87,11 @@ def load_failure_policy(deployment: PDDeployment) -> Iterator[Problem]:
 def retention(deployment: PDDeployment) -> Iterator[Problem]:
     """Only our connector leaves blocks unpinned and checks them."""
     transfer = deployment.spec.kv_transfer
-    if transfer.retention is Retention.UNPINNED and transfer.connector is Connector.STOCK:
-        yield Problem("spec.kvTransfer.retention", f"{UNPINNED_NEEDS_OURS}; got Unpinned")
+    if transfer.retention_mode is not Retention.PINNED and transfer.connector is Connector.STOCK:
+        yield Problem("spec.kvTransfer.retention", f"{UNPINNED_NEEDS_OURS}; got {transfer.retention_mode.value}")
+    if transfer.lease is not None and transfer.retention_mode is not Retention.LEASED:
+        said = "" if transfer.retention is None else f"; got retention {transfer.retention.value}"
+        yield Problem("spec.kvTransfer.lease", f"{LEASE_NEEDS_LEASED}{said}")
 
 
 def extra_config(deployment: PDDeployment) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ from pydantic import Field
 from pd_operator.core import fields
 from pd_operator.core.choices import Backend, Connector, LoadFailurePolicy, Retention, Switch
 from pd_operator.core.fields import SpecModel
+from pd_wire.lease import MAX_SECONDS
 
 TTL_MARGIN_SECONDS: Final = 30
 """The router forgets a handle this long before D frees its blocks, so that a slow hand-off is still in time."""
@@ -27,6 +28,35 @@ class ExtraConfigEntry(SpecModel):
     name: str = Field(min_length=1, max_length=128, pattern=fields.WORD, description="The connector's own key.")
     value: str = Field(
         min_length=1, max_length=1024, pattern=fields.PRINTABLE, description="The value, written as JSON: 4, true."
+    )
+
+
+class Lease(SpecModel):
+    """With retention Leased: how long and how much decode keeps for turns that nobody has continued yet."""
+
+    seconds: int = Field(
+        default=60,
+        strict=True,
+        ge=1,
+        le=MAX_SECONDS,
+        description="How long decode keeps a finished turn's blocks, unless a request would have to wait for them. "
+        "Routers prolong it while a turn of the conversation runs, while the client runs tools, and as long as its "
+        "header X-Conversation-Hold says.",
+    )
+    share_percent: int = Field(
+        default=50,
+        strict=True,
+        ge=1,
+        le=95,
+        description="Most of decode's KV blocks that leases may hold together, in percent. A turn beyond that is as "
+        "with Unpinned.",
+    )
+    tool_hold_seconds: int = Field(
+        default=600,
+        strict=True,
+        ge=0,
+        le=MAX_SECONDS,
+        description="How long routers prolong a lease after an answer that calls tools; 0 leaves it as it is.",
     )
 
 
@@ -54,7 +84,8 @@ class KVTransferSpec(SpecModel):
         ge=1,
         le=86400,
         description="How long the router uses a handle; at least 10 s less than decoderBlocksTTLSeconds. "
-        "Absent: 30 s less, or half of it when it is under a minute.",
+        "Absent: 30 s less, or half of it when it is under a minute; an hour for handles to blocks that D has no timer "
+        "for (retention Unpinned and Leased).",
     )
     recompute_threshold_tokens: int = Field(
         default=64,
@@ -85,8 +116,13 @@ class KVTransferSpec(SpecModel):
         description="What becomes of a finished turn's blocks on D. Unpinned: they go back to the pool, are the last "
         "to be taken, and P makes sure that they are intact after it has read them; decode memory is never held for "
         "turns that may not come. Pinned: vLLM's own way, D keeps them for decoderBlocksTTLSeconds and admits nothing "
-        "into that memory. Absent: Unpinned with connector Verified, Pinned with Stock. Engines that can't do Unpinned "
-        "(vLLM before 0.32, several KV cache groups, context parallelism) retain Pinned.",
+        "into that memory. Leased: as Unpinned, and D keeps them out of other requests' reach for `lease.seconds` and "
+        "while routers prolong it; it gives them up before a request has to wait. Absent: Unpinned with connector "
+        "Verified, Pinned with Stock. Engines that can't do Unpinned (vLLM before 0.32, several KV cache groups, "
+        "context parallelism) retain Pinned; the condition BidirectionalActive tells it.",
+    )
+    lease: Lease | None = Field(
+        default=None, description="Only with retention Leased. Absent: the defaults of its fields."
     )
     load_failure_policy: LoadFailurePolicy = Field(
         default=LoadFailurePolicy.FAIL,
@@ -111,6 +147,11 @@ class KVTransferSpec(SpecModel):
         if self.retention is not None:
             return self.retention
         return Retention.UNPINNED if self.connector is Connector.VERIFIED else Retention.PINNED
+
+    @property
+    def leases(self) -> Lease | None:
+        """With retention Leased its numbers, with their defaults; None with any other."""
+        return (self.lease or Lease()) if self.retention_mode is Retention.LEASED else None
 
     @property
     def handle_ttl_seconds(self) -> int:

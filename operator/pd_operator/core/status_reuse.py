@@ -30,7 +30,11 @@ def reuse_verdicts(deployment: PDDeployment | None, observed: Observed) -> dict[
     answers = _answers(observed)
     if isinstance(answers, Verdict):
         return {ConditionType.BIDIRECTIONAL_ACTIVE: answers, ConditionType.TRANSFERS_FLOWING: answers}
-    return {ConditionType.BIDIRECTIONAL_ACTIVE: _active(answers), ConditionType.TRANSFERS_FLOWING: _flowing(answers)}
+    wanted = "" if deployment is None else deployment.spec.kv_transfer.retention_mode.value
+    return {
+        ConditionType.BIDIRECTIONAL_ACTIVE: _active(answers, wanted),
+        ConditionType.TRANSFERS_FLOWING: _flowing(answers),
+    }
 
 
 def _answers(observed: Observed) -> list[RouterAnswer] | Verdict:
@@ -48,7 +52,7 @@ def _answers(observed: Observed) -> list[RouterAnswer] | Verdict:
     return answers
 
 
-def _active(answers: list[RouterAnswer]) -> Verdict:
+def _active(answers: list[RouterAnswer], wanted: str) -> Verdict:
     if not all(answer.reuse for answer in answers):
         return Verdict(_FALSE, Reason.REUSE_OFF, "a router runs with reuse off")
     if not any(answer.pairs for answer in answers):
@@ -58,6 +62,8 @@ def _active(answers: list[RouterAnswer]) -> Verdict:
     fallbacks = sorted(frozenset().union(*(answer.fallbacks for answer in answers)))
     if retentions:
         message += f"; decode retains {' and '.join(retentions)}"
+    if fallbacks and wanted and wanted not in retentions:
+        message += f", not {wanted} as spec.kvTransfer.retention asks"
     if fallbacks:
         message += f", because {' and '.join(fallbacks)}"
     return Verdict(_TRUE, Reason.REUSE_ON, message)

@@ -6,6 +6,7 @@ Nothing is started: the parser alone is built, which also builds `KVTransferConf
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import re
@@ -17,7 +18,13 @@ import pytest
 
 from pd_operator.core.choices import Role
 from pd_operator.core.model import PDDeployment
-from pd_operator.core.render_engine import EngineEndpoint, EngineProcess, kv_transfer_config, render_engine
+from pd_operator.core.render_engine import (
+    LEASE_API,
+    EngineEndpoint,
+    EngineProcess,
+    kv_transfer_config,
+    render_engine,
+)
 from pd_operator.core.reserved import (
     MANY_VALUES,
     RENDERED_ENV,
@@ -151,6 +158,32 @@ def test_engines_hash_blocks_alike_without_a_seed_from_us(
     assert resolve_none_hash_seed(algorithm) == resolve_none_hash_seed(algorithm)
 
 
+LEASED = ("spec.kvTransfer.retention", "Leased")
+OWN_MIDDLEWARE = ("spec.engine.extraArgs", ["--middleware", "mine.Log", "--middleware=mine.Count"])
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_the_parser_adds_the_users_middleware_to_that_of_leases(parser: argparse.ArgumentParser, role: Role) -> None:
+    found = parsed(parser, process_of(deployment(LEASED, OWN_MIDDLEWARE), role))
+    ours = [LEASE_API] if role is Role.DECODE else []
+    assert found.middleware == [*ours, "mine.Log", "mine.Count"]
+
+
+def test_the_parser_reads_what_is_rendered_of_leases(parser: argparse.ArgumentParser) -> None:
+    edits = (LEASED, ("spec.kvTransfer.lease", {"seconds": 15, "sharePercent": 29}))
+    config = parsed(parser, process_of(deployment(*edits), Role.DECODE)).kv_transfer_config
+    told = {
+        key: config.get_from_extra_config(key, None) for key in ("pd_retention", "pd_lease_seconds", "pd_lease_share")
+    }
+    assert told == {"pd_retention": "Leased", "pd_lease_seconds": 15, "pd_lease_share": 0.29}
+    assert {key for key in config.kv_connector_extra_config if key.startswith("pd_")} == told.keys()
+
+
+def test_what_is_added_for_leases_is_a_middleware_of_the_connector() -> None:
+    module, _, name = LEASE_API.rpartition(".")
+    assert isinstance(getattr(importlib.import_module(module), name), type)
+
+
 def test_refused_flags_exist(options: set[str]) -> None:
     assert set(RENDERED_FLAGS) - options == set()
     assert SHARED_FLAGS - options == set()
@@ -186,6 +219,7 @@ def _connector_sources() -> str:
 
 def test_the_connector_reads_every_extra_key_that_we_render_or_allow() -> None:
     read = set(re.findall(r'get_from_extra_config\(\s*"(\w+)"', _connector_sources()))
-    # One key is our connector's own.
-    rendered = set(kv_transfer_config(deployment(), Role.DECODE)["kv_connector_extra_config"]) - {"pd_retention"}
+    # Keys with `pd_` are our connector's own.
+    rendered = set(kv_transfer_config(deployment(LEASED), Role.DECODE)["kv_connector_extra_config"])
+    rendered = {key for key in rendered if not key.startswith("pd_")}
     assert rendered | set(FREE_KEYS) <= read

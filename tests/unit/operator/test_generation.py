@@ -72,6 +72,7 @@ SAME: dict[str, list[Edit]] = {
     "kvTransfer.routerTTLSeconds": [("spec.kvTransfer.routerTTLSeconds", 60)],
     "kvTransfer.recomputeThresholdTokens": [("spec.kvTransfer.recomputeThresholdTokens", 0)],
     "kvTransfer.retention": [("spec.kvTransfer.retention", "Pinned")],
+    "kvTransfer.lease": [("spec.kvTransfer.retention", "Leased"), ("spec.kvTransfer.lease", {"seconds": 30})],
     "kvTransfer.loadFailurePolicy": [("spec.kvTransfer.loadFailurePolicy", "Recompute")],
 } | {
     f"{role}.{field}": [(f"spec.{role}.{field}", value)]

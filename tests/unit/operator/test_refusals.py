@@ -57,7 +57,7 @@ def test_pod_settings(edits: list[Edit], path: str, words: str) -> None:
 @pytest.mark.parametrize("place", ["engine", "prefill", "decode"])
 @pytest.mark.parametrize(("arguments", "words"), ARGUMENTS, ids=[row[0][0][:40] for row in ARGUMENTS])
 def test_argument_that_is_rendered(place: str, arguments: list[str], words: str) -> None:
-    index = 1 if arguments[-1].startswith("hf_") else 0
+    index = 1 if arguments[-1].startswith(("hf_", "pd_connector.")) else 0
     assert_refused([(f"spec.{place}.extraArgs", arguments)], f"spec.{place}.extraArgs[{index}]", words)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -199,6 +200,43 @@ def test_stock_connector_has_no_module_path() -> None:
 def test_transfer_field_becomes_extra_config(path: str, value: Any, key: str, expected: Any) -> None:
     for role in Role:
         assert kv_transfer_config(deployment((path, value)), role)["kv_connector_extra_config"][key] == expected
+
+
+RETENTION_KEYS = ("pd_retention", "pd_lease_seconds", "pd_lease_share")
+LEASED = {"retention": "Leased", "lease": {"seconds": 15, "sharePercent": 29}}
+
+
+@pytest.mark.parametrize(
+    ("transfer", "prefill", "decode"),
+    [
+        ({}, ["Unpinned"], ["Unpinned"]),
+        ({"retention": "Pinned"}, [], []),
+        ({"connector": "Stock"}, [], []),
+        ({"retention": "Leased"}, ["Unpinned"], ["Leased", 60, 0.5]),
+        (LEASED, ["Unpinned"], ["Leased", 15, 0.29]),
+        ({**LEASED, "bidirectional": "Disabled"}, [], []),
+    ],
+)
+def test_what_each_role_is_told_of_retention(
+    transfer: dict[str, Any], prefill: list[object], decode: list[object]
+) -> None:
+    value = deployment(("spec.kvTransfer", transfer))
+    for role, expected in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
+        config = kv_transfer_config(value, role)
+        told = config["kv_connector_extra_config"]
+        assert [told[key] for key in RETENTION_KEYS if key in told] == expected
+    recomputes = transfer.get("retention") != "Pinned" and "connector" not in transfer
+    policy = kv_transfer_config(value, Role.PREFILL)["kv_load_failure_policy"]
+    assert policy == ("recompute" if recomputes else "fail")
+
+
+@pytest.mark.parametrize("transfer", [{}, {"retention": "Pinned"}, LEASED, {**LEASED, "bidirectional": "Disabled"}])
+def test_only_a_decode_engine_with_leases_has_their_endpoint(transfer: dict[str, Any]) -> None:
+    for role in Role:
+        argv = rendered(("spec.kvTransfer", transfer), role=role).argv
+        added = [word for flag, word in pairwise(argv) if flag == "--middleware"]
+        leased = role is Role.DECODE and transfer == LEASED
+        assert added == (["pd_connector.shell.lease_api.LeaseApi"] if leased else [])
 
 
 def test_load_failure_policy_is_beside_the_extra_config_where_vllm_reads_it() -> None:

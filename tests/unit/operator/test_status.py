@@ -529,6 +529,27 @@ def test_what_decode_does_with_its_blocks_is_told_and_why() -> None:
         assert active.message.endswith(expected)
 
 
+@pytest.mark.parametrize(
+    ("retentions", "fallbacks", "expected"),
+    [
+        (["Leased"], [], "; decode retains Leased"),
+        (["Leased", "Unpinned"], [], "; decode retains Leased and Unpinned"),
+        (
+            ["Pinned"],
+            ["it can't"],
+            "; decode retains Pinned, not Leased as spec.kvTransfer.retention asks, because it can't",
+        ),
+        (["Leased", "Pinned"], ["it can't"], "; decode retains Leased and Pinned, because it can't"),
+    ],
+)
+def test_a_mode_that_was_not_asked_for_is_told(retentions: list[str], fallbacks: list[str], expected: str) -> None:
+    told = replace(GOOD, retentions=frozenset(retentions), fallbacks=frozenset(fallbacks))
+    asked = wish(("spec.kvTransfer.retention", "Leased"))
+    status = compute_status(asked, seen(pods=(ROUTER,), routers={"r-0": told}), (), NOW)
+    active = next(one for one in status.conditions if one.type == ConditionType.BIDIRECTIONAL_ACTIVE)
+    assert active.message.endswith(f"use them with{expected}")
+
+
 @pytest.mark.parametrize("case", REUSE_CASES.values(), ids=REUSE_CASES.keys())
 def test_reuse(case: tuple[Any, Any, Any, Any]) -> None:
     pods, routers, active, flowing = case
