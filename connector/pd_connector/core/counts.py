@@ -32,7 +32,9 @@ NUMBERS: Final[Mapping[str, Number]] = {
     "lease_cap_blocks": Number("vllm:pd_lease_cap_blocks", "Most blocks that leases may hold."),
     "leases_granted": Number("vllm:pd_leases_granted", "Finished turns that got a lease.", total=True),
     "leases_refused": Number(
-        "vllm:pd_leases_refused", "Finished turns that got none, because prolonged leases hold the cap.", total=True
+        "vllm:pd_leases_refused",
+        "Finished turns that got none: prolonged leases hold the cap, or requests need the blocks.",
+        total=True,
     ),
     "leases_displaced": Number(
         "vllm:pd_leases_displaced", "Leases that gave way to a newer one, because the cap was reached.", total=True

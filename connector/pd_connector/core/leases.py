@@ -98,6 +98,17 @@ class Leases:
         """All of them, the one to give up first at the front."""
         return sorted(self._held.values(), key=lambda held: (not held.over(now), held.prolonged, held.spoken_for))
 
+    def may_give_way(self, now: float) -> list[Held]:
+        """Those that a new lease may replace, the one to give up first at the front."""
+        over: list[Held] = []
+        alone: list[Held] = []
+        for held in self._held.values():  # in the order of their grants
+            if held.over(now):
+                over.append(held)
+            elif not held.prolonged:
+                alone.append(held)
+        return over + alone
+
     def remove(self, held: Held) -> None:
         """Forget a lease of the table; the caller gives its blocks back."""
         del self._held[held.token]
@@ -118,7 +129,7 @@ class Leases:
             return None
         chosen: list[Held] = []
         lost: dict[int, int] = {}
-        for held in self._may_give_way(now):
+        for held in self.may_give_way(now):
             chosen.append(held)
             for block in held.blocks:
                 lost[block] = lost.get(block, 0) + 1
@@ -126,13 +137,3 @@ class Leases:
             if total <= self.cap:
                 return chosen
         return None
-
-    def _may_give_way(self, now: float) -> list[Held]:
-        over: list[Held] = []
-        alone: list[Held] = []
-        for held in self._held.values():  # in the order of their grants
-            if held.over(now):
-                over.append(held)
-            elif not held.prolonged:
-                alone.append(held)
-        return over + alone

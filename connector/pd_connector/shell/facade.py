@@ -73,6 +73,10 @@ class PDConnector(NixlPullConnector):  # type: ignore[misc]
         if connector_output.kv_connector_stats is not None:
             accept_ours(connector_output.kv_connector_stats.data)
 
+    def has_pending_block_frees(self) -> bool:
+        """vLLM asks before it preempts a request; if so, the request is tried again in the next step."""
+        return self.connector_scheduler.relieve()
+
     def get_kv_connector_stats(self) -> Any:
         """In the scheduler, what has changed about finished turns' blocks; in a worker, its transfers."""
         if self.connector_worker is not None:

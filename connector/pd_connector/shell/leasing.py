@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -38,6 +38,8 @@ class Needs:
     """Positions of a request, at most."""
     ahead_tokens: int
     """Positions behind the known tokens for which a step may need blocks: the next one, and those of a drafter."""
+    first_tokens: int
+    """Positions of a new request for which vLLM wants blocks at once, at least: all, or those of a first step."""
     watermark_blocks: int
     """Blocks that vLLM leaves free when it admits a request."""
 
@@ -95,6 +97,14 @@ class LeasedRetention(UnpinnedRetention):
 
     def keep_readable(self, block_ids: Sequence[int]) -> Kept:
         """As the base class; the blocks stay referenced if there is room for a lease."""
+        # The running requests count on what vLLM is about to free.
+        short = self._measure({})
+        if self._pool.get_num_free_blocks() < short:
+            self._reclaim(short, self._leases.may_give_way(self._clock()))
+        if self._pool.get_num_free_blocks() < short:
+            self._totals["leases_refused"] += 1
+            self._give_back(self._touch(block_ids))
+            return Kept(names.MODE_LEASED, self._stamps.now)
         token = secrets.token_hex(TOKEN_DIGITS // 2)
         gave_way = self._leases.grant(token, block_ids, self._clock(), self._seconds)
         if gave_way is None:
@@ -112,17 +122,18 @@ class LeasedRetention(UnpinnedRetention):
         """End leases until the request can be given its blocks, unless that would not be enough."""
         # It is being offered, so it has no blocks (any more).
         self.gone(request.request_id)
+        wanted = self._needs.whole(request.num_tokens)
+        wanted += sum(self._shares.values()) + self._needs.watermark_blocks
+        if self._pool.get_num_free_blocks() >= wanted:
+            return
+        super().relieve()
         if not len(self._leases):
             return
-        wanted = self._needs.whole(request.num_tokens)
-        reserve = sum(self._shares.values()) + self._needs.watermark_blocks
-        free = self._pool.get_num_free_blocks()
-        if free >= wanted + reserve:
-            return
         hits = self._in_use(request, local_tokens)
-        if free + self._leases.blocks < self._needs.blocks(request.num_tokens) - len(hits):
+        least = self._needs.blocks(min(request.num_tokens, local_tokens + self._needs.first_tokens))
+        if self._pool.get_num_free_blocks() + self._leases.blocks < least - len(hits):
             return  # it has to wait for others to end, with leases or without
-        self._reclaim(wanted - len(hits) + reserve, hits)
+        self._reclaim(wanted - len(hits), self._leases.by_value(self._clock()), hits)
 
     def allocated(self, request: Any, blocks: int) -> None:
         """Note what the request may need besides."""
@@ -139,13 +150,16 @@ class LeasedRetention(UnpinnedRetention):
         super().end_step(scheduled)
         for held in self._leases.over(self._clock()):
             self._end(held)
-        if not len(self._leases):
-            return
-        for request_id, request in self._live.items():
-            done = request.num_computed_tokens + scheduled.get(request_id, 0)
-            preempted = request.status == RequestStatus.PREEMPTED
-            self._shares[request_id] = 0 if preempted else self._needs.more(request.num_tokens, done)
-        self._reclaim(sum(self._shares.values()) + self._needs.watermark_blocks, set())
+        if len(self._leases):
+            self._reclaim(self._measure(scheduled), self._leases.by_value(self._clock()))
+
+    def relieve(self) -> bool:
+        """As the base class; the next lease or more end if that is not enough."""
+        if super().relieve():
+            return True
+        before = self._pool.get_num_free_blocks()
+        self._reclaim(before + 1, self._leases.by_value(self._clock()))
+        return bool(self._pool.get_num_free_blocks() > before)
 
     def forget(self) -> None:
         """No handle from before may be used, so no lease is worth anything."""
@@ -163,19 +177,25 @@ class LeasedRetention(UnpinnedRetention):
         now = self._clock()
         return [self._leases.set_end(item.token, now, item.seconds) for item in batch]
 
-    def _reclaim(self, wanted: int, hits: set[int]) -> None:
-        """End leases until ``wanted`` blocks are free.
+    def _measure(self, scheduled: Mapping[str, int]) -> int:
+        """Blocks that must be free for the next step of all requests that have some, noted for each of them."""
+        for request_id, request in self._live.items():
+            done = request.num_computed_tokens + scheduled.get(request_id, 0)
+            preempted = request.status == RequestStatus.PREEMPTED
+            self._shares[request_id] = 0 if preempted else self._needs.more(request.num_tokens, done)
+        return sum(self._shares.values()) + self._needs.watermark_blocks
+
+    def _reclaim(self, wanted: int, candidates: Sequence[Held], hits: Collection[int] = ()) -> None:
+        """End leases in this order until ``wanted`` blocks are free.
 
         A block among ``hits`` that becomes free is wanted as well: the request takes it out of the free queue again.
         """
-        if self._pool.get_num_free_blocks() >= wanted:
-            return
-        for held in self._leases.by_value(self._clock()):
+        for held in candidates:
+            if self._pool.get_num_free_blocks() >= wanted:
+                return
             self._totals["leases_reclaimed"] += 1
             for block in self._end(held):
                 wanted += block.block_id in hits and block.ref_cnt == 0
-            if self._pool.get_num_free_blocks() >= wanted:
-                return
 
     def _in_use(self, request: Any, local_tokens: int) -> set[int]:
         """Blocks of the prefix cache that this request will share, and that are not free already."""
@@ -220,9 +240,12 @@ def make_retention(mode: str, vllm_config: Any, pool: Any, engine_id: str, water
     steps = vllm_config.max_concurrent_batches - 1
     if mode != names.MODE_LEASED:
         return UnpinnedRetention(pool, engine_id, steps)
+    most = vllm_config.model_config.max_model_len
+    scheduling = vllm_config.scheduler_config
     needs = Needs(
         block_tokens=vllm_config.cache_config.block_size,
-        max_tokens=vllm_config.model_config.max_model_len,
+        max_tokens=most,
+        first_tokens=most if scheduling.scheduler_reserve_full_isl else scheduling.max_num_batched_tokens,
         ahead_tokens=1 + vllm_config.num_speculative_tokens + vllm_config.num_lookahead_tokens,
         watermark_blocks=watermark_blocks,
     )

@@ -73,6 +73,18 @@ class UnpinnedRetention:
     def gone(self, request_id: str) -> None:
         """A request has ended."""
 
+    def relieve(self) -> bool:
+        """A running request finds no block and would be preempted: give back what can be, early.
+
+        vLLM itself keeps blocks back that a step under way may still write to where that matters, so this costs no more
+        than their place in the free queue. Returns whether there are more free blocks now.
+        """
+        before = self._pool.get_num_free_blocks()
+        for _, blocks in self._waiting:
+            self._give_back(blocks)
+        self._waiting.clear()
+        return bool(self._pool.get_num_free_blocks() > before)
+
     def end_step(self, scheduled: Mapping[str, int]) -> None:
         """A step is planned, with so many tokens of each request: give back what was waiting for it.
 

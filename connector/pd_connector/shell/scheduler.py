@@ -102,6 +102,10 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         """Numbers about finished turns' blocks, by their keys in `core.counts`; none with vLLM's own retention."""
         return {} if self._retention is None else self._retention.counts()
 
+    def relieve(self) -> bool:
+        """Give blocks of finished turns back for a running request; whether there were any."""
+        return self._retention is not None and self._retention.relieve()
+
     def forget_blocks(self) -> None:
         """The KV cache was reset."""
         if self._retention is not None:

@@ -114,6 +114,24 @@ def case_running_requests_are_never_preempted_for_a_lease(lab: Any) -> None:
         assert (_leases(scheduler) < 5) is helped
 
 
+def case_a_wrong_reckoning_preempts_nobody(lab: Any) -> None:
+    if not supported():
+        return
+    for helped in (True, False):
+        scheduler = _decode(lab)
+        _turns(lab, scheduler, 5)
+        retention(scheduler)._measure = lambda *_: 0
+        if not helped:
+            retention(scheduler).relieve = lambda: False
+        running = [_add(lab, scheduler, f"r{number}", 40, params=None, max_tokens=300) for number in range(4)]
+        lab.step(scheduler)
+        pool = pool_of(scheduler)
+        pool.get_new_blocks(pool.get_num_free_blocks())
+        for _ in range(100):
+            lab.step(scheduler)
+        assert (max(one.num_preemptions for one in running) == 0) is helped
+
+
 def case_a_prompt_that_is_computed_in_parts_is_not_held_up(lab: Any) -> None:
     if not supported():
         return
@@ -126,6 +144,29 @@ def case_a_prompt_that_is_computed_in_parts_is_not_held_up(lab: Any) -> None:
     for _ in range(28):
         lab.step(scheduler)
     assert (request.num_preemptions, request.is_finished()) == (0, True)
+
+
+def case_requests_never_feel_leases(lab: Any) -> None:
+    """The same random requests on a small pool, with leases and with nothing kept: every step is planned alike."""
+    if not supported():
+        return
+    preempted = waited = reclaimed = 0
+    for seed in range(20):
+        free, leased = _Run(lab, seed, retain=False), _Run(lab, seed, retain=True)
+        assert _parts_at(free, leased) is None, seed
+        preempted += free.preemptions
+        waited += free.waited
+        reclaimed += leased.scheduler.connector.connector_scheduler.counts()["leases_reclaimed"]
+    assert preempted > 20
+    assert waited > 1000
+    assert reclaimed > 200
+    for hook in ("make_room", "_measure"):
+        parted = 0
+        for seed in range(6):
+            leased = _Run(lab, seed, retain=True)
+            setattr(retention(leased.scheduler), hook, lambda *_: 0)
+            parted += _parts_at(_Run(lab, seed, retain=False), leased) is not None
+        assert parted, f"{hook} is of no use"
 
 
 def case_the_own_prefix_is_found_under_a_lease_and_costs_nobody_elses(lab: Any) -> None:
@@ -323,6 +364,59 @@ def _leases(scheduler: Any) -> int:
 
 def _leased_blocks(scheduler: Any) -> int:
     return int(scheduler.connector.connector_scheduler.counts()["leased_blocks"])
+
+
+def _parts_at(one: Any, other: Any) -> int | None:
+    """The step in which two runs are planned differently."""
+    return next((step for step in range(250) if one.step() != other.step()), None)
+
+
+class _Run:
+    """Random requests on one scheduler: prompts from P and prompts to be computed here, in parts, with long answers."""
+
+    def __init__(self, lab: Any, seed: int, retain: bool) -> None:
+        import random
+
+        self.lab, self.draw, self.retain = lab, random.Random(seed), retain
+        self.router = random.Random(seed + 1000)
+        extra = {"pd_retention": "Leased", "pd_lease_share": 0.9}
+        self.scheduler = lab.scheduler("decode", extra=extra)
+        self.scheduler.max_num_scheduled_tokens = 96
+        retention(self.scheduler)._clock = lambda: 0.0
+        pool = pool_of(self.scheduler)
+        pool.get_new_blocks(pool.get_num_free_blocks() - self.draw.randrange(40, 70))
+        self.rate = self.draw.uniform(0.05, 0.2)
+        self.requests: list[Any] = []
+        self.tokens: list[str] = []
+        self.waited = 0
+
+    @property
+    def preemptions(self) -> int:
+        return sum(request.num_preemptions for request in self.requests)
+
+    def step(self) -> Any:
+        """Arrivals, a step, and what the router says; returns what was planned, and who is in which state."""
+        from pd_wire import lease
+        from support.vllm_lab import prefill_handle
+
+        if self.draw.random() < self.rate:
+            length, answer = self.draw.randrange(5, 300), self.draw.randrange(1, 60)
+            params = prefill_handle(length, pd_retain=self.retain) if self.draw.random() < 0.8 else None
+            made = _add(self.lab, self.scheduler, f"r{len(self.requests)}", length, params=params, max_tokens=answer)
+            self.requests.append(made)
+        loading = [one.request_id for one in self.requests if one.status.name == "WAITING_FOR_REMOTE_KVS"]
+        received = {name for name in loading if self.draw.random() < 0.5}
+        received -= self.scheduler.finished_recving_kv_req_ids
+        scheduled, outputs = self.lab.step(self.scheduler, received=received)
+        for one in (one for output in outputs.values() for one in output.outputs):
+            if one.kv_transfer_params and "pd_lease" in one.kv_transfer_params:
+                self.tokens.append(lease.parse(one.kv_transfer_params["pd_lease"]).token)
+        if self.tokens and self.router.random() < 0.3:
+            seconds = self.router.choice((0, 60, 600))
+            retention(self.scheduler)._leases.set_end(self.router.choice(self.tokens[-5:]), 0.0, seconds)
+        states = [one.status.name for one in self.requests]
+        self.waited += states.count("WAITING")
+        return scheduled.num_scheduled_tokens, states, self.preemptions
 
 
 class _clock:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.vllm_turns import TURN, SideChannel, idle, intact, is_free, supported, turn
+from support.vllm_turns import TURN, SideChannel, idle, intact, is_free, pool_of, supported, turn
 
 NEXT = [*TURN, *range(3000, 3060)]
 RECOMPUTE = {"kv_load_failure_policy": "recompute"}
@@ -58,6 +58,30 @@ def case_blocks_stay_intact_until_the_pool_hands_them_out(lab: Any) -> None:
     # Given back and never written again, they are still somebody else's.
     pool.free_blocks(others)
     assert intact(scheduler, handle) == 0
+
+
+def case_blocks_that_wait_for_a_step_preempt_nobody(lab: Any) -> None:
+    from support.vllm_lab import prefill_handle
+
+    if not supported():
+        return
+    preempted = {"nothing kept": 0, "kept": 0, "kept, and vLLM not told": 0}
+    for kind in preempted:
+        for length in range(17, 33):
+            scheduler = lab.scheduler("decode", **UNPINNED)
+            pool = pool_of(scheduler)
+            pool.get_new_blocks(pool.get_num_free_blocks() - 8)
+            if kind == "kept, and vLLM not told":
+                scheduler.connector.connector_scheduler.relieve = lambda: False
+            # Ends with six whole blocks and none that is not kept, while the other one needs a third.
+            params = prefill_handle(93, pd_retain=kind != "nothing kept")
+            scheduler.add_request(lab.request("ends", TURN[:93], params, max_tokens=4))
+            stays = lab.request("stays", range(length), None, max_tokens=40)
+            scheduler.add_request(stays)
+            for _ in range(12):
+                lab.step(scheduler, received={"ends"} & _loading(scheduler))
+            preempted[kind] += stays.num_preemptions
+    assert preempted["nothing kept"] == preempted["kept"] < preempted["kept, and vLLM not told"]
 
 
 def case_a_reset_cache_ends_every_handle(lab: Any) -> None:
@@ -244,6 +268,12 @@ def _turn(lab: Any, scheduler: Any = None, **router: Any) -> tuple[Any, Any]:
     """One turn on a decode engine's real scheduler; returns it and the handle."""
     scheduler = scheduler or lab.scheduler("decode", **UNPINNED)
     return scheduler, turn(lab, scheduler, **router)
+
+
+def _loading(scheduler: Any) -> set[str]:
+    """Requests whose read has not been reported."""
+    waiting = {name for name, one in scheduler.requests.items() if one.status.name == "WAITING_FOR_REMOTE_KVS"}
+    return waiting - scheduler.finished_recving_kv_req_ids
 
 
 def _until(reached: Any) -> None:
