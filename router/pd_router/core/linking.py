@@ -67,8 +67,10 @@ class Keyring:
 
     def conversations(self, tenant: str, prepared: Prepared) -> tuple[str, ...]:
         """The same of a turn's ids."""
+        if not prepared.ids:
+            return ()
         values = [value for source, value in prepared.ids if _FIELD_OF[source] in _CONVERSATION_FIELDS]
-        return tuple([self.conversation(tenant, value) for value in dict.fromkeys(values)]) if values else ()
+        return tuple([self.conversation(tenant, value) for value in dict.fromkeys(values)])
 
     def seal(self, data: bytes) -> bytes:
         """A MAC over what is kept outside this process, in hexadecimal; of another use than a key."""

@@ -140,7 +140,7 @@ class Entry:
             groups=len(handle["remote_block_ids"]),
             rank=data_parallel_rank(handle),
             shared=is_unpinned(handle),
-            lease=str(lease.parse(handle.get(LEASE_KEY)) or ""),
+            lease=str(lease.parse(handle[LEASE_KEY]) or "") if LEASE_KEY in handle else "",
             sent=sent,
             identity=identity,
             ticket=ticket,

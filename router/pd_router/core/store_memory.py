@@ -157,10 +157,10 @@ class MemoryStore:
     def expire(self, now: float) -> int:
         """See `HandleStore`."""
         count = 0
-        for queue in self._queues:
+        for queue, ttl in ((self._single, self.router_ttl), (self._shared, self.shared_ttl)):
             while queue:
                 entry = next(iter(queue.values()))
-                if now - entry.arrived < self._ttl(entry):
+                if now - entry.arrived < ttl:
                     break
                 self._remove(entry, Fate.EXPIRED)
                 count += 1
@@ -208,7 +208,7 @@ class MemoryStore:
                 self._give_up_lease(old, Fate.OVERWRITTEN)
 
     def _make_room(self, size: int) -> None:
-        while self._count and (self._count >= self.cap_entries or self._bytes + size > self.cap_bytes):
+        while (count := self._count) and (count >= self.cap_entries or self._bytes + size > self.cap_bytes):
             self._remove(self._first_to_go(), Fate.EVICTED)
 
     def _first_to_go(self) -> Entry:
