@@ -135,19 +135,24 @@ class Leases:
         return sum(len(engine.kept) for engine in self._engines.values())
 
     # -- rights --------------------------------------------------------------------------------------
-    def begin(self, holder: str, lease: Lease, ends: float, now: float, *, sure: bool = True) -> None:
-        """A turn runs on it from here on. `ends`: it holds at least until then; `sure`: nobody else can have ended it
-        before."""
+    def begin(self, holder: str, lease: Lease, ends: float, now: float, *, sure: bool = True) -> bool:
+        """A turn runs on it from here on, unless it has run out. Returns which.
+
+        Args:
+            ends: it holds at least until then.
+            sure: nobody else can have ended it before.
+        """
         engine = self._engines.get(holder)
         kept = None if engine is None else engine.kept.get(lease.token)
         ends = self._known.get(lease.token, ends)
         if kept is None and ends <= now:
-            return  # it has run out, or was ended
+            return False  # or it was ended
         engine = self._engine(holder, lease.seconds)
         if kept is None:
             kept = engine.kept[lease.token] = _Kept(lease.seconds, ends, sure)
         kept.turns += 1
         self._look_at(engine, lease.token, kept, now)
+        return True
 
     def end(self, holder: str, token: str, now: float) -> None:
         """A turn that ran on it is over."""

@@ -120,12 +120,16 @@ class LeaseKeeper:
 
     # -- what turns say ------------------------------------------------------------------------------
     def begin(self, entry: Entry) -> Used | None:
-        """A turn found it and runs. Returns what `end` is to be given, or None where nothing is promised."""
+        """A turn found it and runs. Returns what `end` is to be given, or None where nothing is promised any more. What
+        another process left may have been prolonged there, so that it is ended in any case when it is superseded."""
         lease = parse(entry.lease) if entry.lease else None
         if lease is None or self._member_of(entry.holder) is None:
             return None
-        self._leases.begin(entry.holder, lease, entry.arrived + lease.seconds, self._now(), sure=entry.own)
+        runs = self._leases.begin(entry.holder, lease, entry.arrived + lease.seconds, self._now(), sure=entry.own)
         self._plan()
+        if not runs and entry.own:
+            entry.lease = ""  # or the store would have it ended when the handle goes
+            return None
         return Used(entry.holder, lease)
 
     def end(self, used: Used) -> None:

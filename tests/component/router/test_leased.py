@@ -381,10 +381,9 @@ async def test_an_engine_that_does_not_do_as_it_is_told_costs_no_turn(deploy: An
     await until(asked, 20.0)
     await until(noticed, 20.0)
     second = await lease_of(deployment, talk, "Go on.")
-    calls = len(decode.lease_calls)
 
     async def asked_again() -> bool:
-        return len(decode.lease_calls) >= calls + 2
+        return any(second in call.asked for call in decode.lease_calls)
 
     await until(asked_again, 30.0)
     assert deployment.router.log.count("does not prolong leases") <= logged + 1
@@ -396,7 +395,6 @@ async def test_an_engine_that_does_not_do_as_it_is_told_costs_no_turn(deploy: An
         return renewals(decode, third) > 0
 
     await until(works_again, 30.0)
-    assert first != second
 
 
 async def test_a_restarted_engine_is_told_nothing_of_the_one_before(deploy: Any) -> None:

@@ -114,6 +114,23 @@ async def test_a_lease_without_a_right_starts_no_timer_and_one_with_it_stops_it(
     assert (scene.timer, scene.pool.asked) == (None, [])
 
 
+async def test_what_has_run_out_is_left_alone_unless_another_process_may_have_prolonged_it() -> None:
+    scene = Scene()
+    scene.now += 61.0
+    old = kept()
+    assert scene.keeper.begin(old) is None
+    assert old.lease == ""
+    old = kept()
+    old.own = False
+    used = scene.keeper.begin(old)
+    assert used is not None
+    assert (scene.timer, scene.keeper.describe()["kept"]) == (None, 0)
+    scene.keeper.release(*used, Why.SUPERSEDED)
+    scene.keeper.end(used)
+    await scene.told(1)
+    assert scene.pool.asked[0][1] == {TOKEN: 0}
+
+
 async def test_what_an_engine_is_sent() -> None:
     scene = Scene("Bearer own")
     scene.keeper.release("d1", Lease(TOKEN, 60), Why.SUPERSEDED)
