@@ -147,7 +147,7 @@ def _add_leases(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=reuse.lease_tool_hold,
         metavar="S",
-        help="a lease is renewed for so long after an answer that calls tools",
+        help="a lease is renewed for so long after an answer that calls tools; 0: not at all",
     )
 
 

@@ -33,6 +33,8 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--no-bidirectional", action="store_true")
     parser.add_argument("--blocks", type=int, default=1 << 18)
     parser.add_argument("--ttl", type=float, default=480.0, help="decode blocks' lease in seconds")
+    parser.add_argument("--retention", choices=("Pinned", "Unpinned", "Leased"), default="Pinned")
+    parser.add_argument("--lease-seconds", type=int, default=60, help="of a lease that nobody prolongs")
     parser.add_argument("--words", type=int, default=4, help="words per answer")
     parser.add_argument("--event-delay", type=float, default=0.0, help="seconds between stream events")
     arguments = parser.parse_args()
@@ -52,6 +54,8 @@ async def _serve(arguments: argparse.Namespace) -> int:
             bidirectional=not arguments.no_bidirectional,
             blocks=arguments.blocks,
             decoder_ttl=arguments.ttl,
+            retention=arguments.retention,
+            lease_seconds=arguments.lease_seconds,
         )
         engine = FakeEngine(EngineConfig(connector, models=(arguments.model,), port=port), fabric)
         engine.default = behaviour
