@@ -246,6 +246,28 @@ async def test_a_wish_that_cannot_be_read_is_refused(deploy: Any, header: str, v
     assert deployment.records() == []
 
 
+async def test_a_wish_that_cannot_be_read_is_refused_in_the_apis_own_words(deploy: Any) -> None:
+    deployment = await deploy(LEASED)
+    body = {"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi."}]}
+    turn = await send(deployment, body, {HOLD: "x"}, path="/v1/messages")
+    assert turn.status == 400
+    assert turn.json["type"] == "error"
+    assert turn.json["error"]["type"] == "invalid_request_error"
+    assert turn.json["error"]["message"].startswith(f"{HOLD} must be ")
+
+
+async def test_each_data_parallel_rank_keeps_its_own(deploy: Any) -> None:
+    deployment = await deploy(Spec(connector=CONNECTOR, engine=(("ranks", 2),)))
+    talks = [Talk(deployment, headers={HOLD: "60"}, conversation_id=f"rank {number}") for number in range(4)]
+    tokens = [await lease_of(deployment, talk) for talk in talks]
+    assert len({record.rank for record in deployment.decode.generates}) == 2
+    for token in tokens:
+        await renewed(deployment.decode, token)
+    for talk, token in zip(talks, tokens, strict=True):
+        await delete(deployment, talk.fields["conversation_id"].replace(" ", "%20"), talk.headers)
+        await ended(deployment.decode, token)
+
+
 # -- ends --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("link", [{}, {"session_id": "last-turn"}])
