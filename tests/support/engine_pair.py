@@ -51,8 +51,11 @@ def tiny_deployment(
     return parse_deployment(value)
 
 
-def racing_deployment(block_tokens: int, decode_blocks: int) -> PDDeployment:
-    """The same with small blocks and few of them on decode, and with vLLM's own ways to reset its cache."""
+def racing_deployment(block_tokens: int, decode_blocks: int, **transfer: Any) -> PDDeployment:
+    """The same with small blocks and few of them on decode, and with vLLM's own ways to reset its cache.
+
+    `transfer`: more of `spec.kvTransfer`.
+    """
     wanted = tiny_deployment()
     value = wanted.model_dump(by_alias=True, mode="json", exclude_none=True)
     spec = value["spec"]
@@ -60,6 +63,7 @@ def racing_deployment(block_tokens: int, decode_blocks: int) -> PDDeployment:
     spec["model"]["maxModelLen"] = min(spec["model"]["maxModelLen"], (decode_blocks - 1) * block_tokens)
     spec["decode"]["extraArgs"] = ["--num-gpu-blocks-override", str(decode_blocks)]
     spec["decode"]["env"] = [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}]
+    spec["kvTransfer"].update(transfer)
     return parse_deployment(value)
 
 

@@ -40,6 +40,8 @@ class Needs:
     """Positions behind the known tokens for which a step may need blocks: the next one, and those of a drafter."""
     first_tokens: int
     """Positions of a new request for which vLLM wants blocks at once, at least: all, or those of a first step."""
+    step_tokens: int
+    """Positions that one step computes, at most."""
     watermark_blocks: int
     """Blocks that vLLM leaves free when it admits a request."""
 
@@ -50,6 +52,11 @@ class Needs:
     def whole(self, known: int) -> int:
         """Blocks of a request with ``known`` tokens, counted as generously as vLLM does when it admits one."""
         return self.blocks(known) + self.blocks(self.ahead_tokens)
+
+    def step(self, requests: int) -> int:
+        """Blocks that no step of so many requests needs more of, whatever they are."""
+        behind = self.step_tokens // self.block_tokens + self.watermark_blocks
+        return behind + requests * (1 + self.blocks(self.ahead_tokens))
 
     def more(self, known: int, done: int) -> int:
         """Blocks to be allocated for a request with ``known`` tokens, of which ``done`` have a place."""
@@ -87,6 +94,7 @@ class LeasedRetention(UnpinnedRetention):
         self._live: dict[str, Any] = {}
         self._shares: dict[str, int] = {}
         """What each request with blocks may still need, by the request's id; their sum stays free."""
+        self._measured = False
         self._totals = {"leases_granted": 0, "leases_refused": 0, "leases_displaced": 0, "leases_reclaimed": 0}
         self._give_way_to_resets(pool)
 
@@ -97,11 +105,8 @@ class LeasedRetention(UnpinnedRetention):
 
     def keep_readable(self, block_ids: Sequence[int]) -> Kept:
         """As the base class; the blocks stay referenced if there is room for a lease."""
-        # The running requests count on what vLLM is about to free.
-        short = self._measure({})
-        if self._pool.get_num_free_blocks() < short:
-            self._reclaim(short, self._leases.may_give_way(self._clock()))
-        if self._pool.get_num_free_blocks() < short:
+        if self._is_short():
+            # The running requests count on what vLLM is about to free.
             self._totals["leases_refused"] += 1
             self._give_back(self._touch(block_ids))
             return Kept(names.MODE_LEASED, self._stamps.now)
@@ -123,6 +128,11 @@ class LeasedRetention(UnpinnedRetention):
         # It is being offered, so it has no blocks (any more).
         self.gone(request.request_id)
         wanted = self._needs.whole(request.num_tokens)
+        most = wanted + sum(self._shares.values()) + self._needs.step(len(self._live))
+        if self._pool.get_num_free_blocks() >= most:
+            return
+        if not self._measured:
+            self._measure({})
         wanted += sum(self._shares.values()) + self._needs.watermark_blocks
         if self._pool.get_num_free_blocks() >= wanted:
             return
@@ -150,7 +160,8 @@ class LeasedRetention(UnpinnedRetention):
         super().end_step(scheduled)
         for held in self._leases.over(self._clock()):
             self._end(held)
-        if len(self._leases):
+        self._measured = False
+        if len(self._leases) and self._pool.get_num_free_blocks() < self._needs.step(len(self._live)):
             self._reclaim(self._measure(scheduled), self._leases.by_value(self._clock()))
 
     def relieve(self) -> bool:
@@ -177,8 +188,20 @@ class LeasedRetention(UnpinnedRetention):
         now = self._clock()
         return [self._leases.set_end(item.token, now, item.seconds) for item in batch]
 
+    def _is_short(self) -> bool:
+        """Whether the next step needs more than is free, even without the leases that may give way."""
+        if self._pool.get_num_free_blocks() >= self._needs.step(len(self._live)):
+            return False
+        wanted = self._measure({})
+        self._reclaim(wanted, self._leases.may_give_way(self._clock()))
+        return bool(self._pool.get_num_free_blocks() < wanted)
+
     def _measure(self, scheduled: Mapping[str, int]) -> int:
-        """Blocks that must be free for the next step of all requests that have some, noted for each of them."""
+        """Blocks that must be free for the next step of all requests that have some, noted for each of them.
+
+        Takes about a microsecond per request, so it is done where blocks are few.
+        """
+        self._measured = True
         for request_id, request in self._live.items():
             done = request.num_computed_tokens + scheduled.get(request_id, 0)
             preempted = request.status == RequestStatus.PREEMPTED
@@ -245,6 +268,7 @@ def make_retention(mode: str, vllm_config: Any, pool: Any, engine_id: str, water
     needs = Needs(
         block_tokens=vllm_config.cache_config.block_size,
         max_tokens=most,
+        step_tokens=scheduling.max_num_batched_tokens,
         first_tokens=most if scheduling.scheduler_reserve_full_isl else scheduling.max_num_batched_tokens,
         ahead_tokens=1 + vllm_config.num_speculative_tokens + vllm_config.num_lookahead_tokens,
         watermark_blocks=watermark_blocks,

@@ -376,13 +376,15 @@ class _Run:
 
     def __init__(self, lab: Any, seed: int, retain: bool) -> None:
         import random
+        from dataclasses import replace
 
         self.lab, self.draw, self.retain = lab, random.Random(seed), retain
         self.router = random.Random(seed + 1000)
         extra = {"pd_retention": "Leased", "pd_lease_share": 0.9}
         self.scheduler = lab.scheduler("decode", extra=extra)
         self.scheduler.max_num_scheduled_tokens = 96
-        retention(self.scheduler)._clock = lambda: 0.0
+        kept = retention(self.scheduler)
+        kept._clock, kept._needs = lambda: 0.0, replace(kept._needs, step_tokens=96)
         pool = pool_of(self.scheduler)
         pool.get_new_blocks(pool.get_num_free_blocks() - self.draw.randrange(40, 70))
         self.rate = self.draw.uniform(0.05, 0.2)
