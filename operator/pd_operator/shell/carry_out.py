@@ -20,6 +20,7 @@ from pd_operator.core.plan_rehearsal import is_change, left_alone, rehearsal, re
 from pd_operator.core.plan_renames import Rename, removals, renamed_items
 from pd_operator.core.plan_repair import moved_items, without_claims
 from pd_operator.core.reasons import Reason
+from pd_operator.core.refused_fields import in_fields
 from pd_operator.shell.api import ApiError, ClusterApi
 from pd_operator.shell.metrics import Metrics
 from pd_operator.shell.mirror import Mirror
@@ -205,5 +206,5 @@ def _not_known_yet(action: Apply | Delete) -> Refusal:
 
 def _refusal(action: Apply | Delete, error: ApiError) -> Refusal:
     role = role_of(action.manifest) if isinstance(action, Apply) else ""
-    text = error.message[:REFUSAL_LIMIT]
+    text = in_fields(action.ref.kind, role, error.message)[:REFUSAL_LIMIT]
     return Refusal(action.ref, role, Reason.APPLY_REFUSED, f"the API server refuses {action.ref}: {text}")
