@@ -58,6 +58,11 @@ def extra(name: str, value: str = "1") -> list[dict[str, str]]:
 
 
 SCHEMA: list[tuple[str, list[Edit], str, str]] = [
+    *((f"{field} beyond what a router can hold", [(f"spec.router.{field}", most + 1)], f"spec.router.{field}",
+       f"to {most}")
+      for field, most in (
+          ("limits.maxBodyBytes", 1 << 28), ("limits.maxInflight", 100_000), ("limits.maxQueue", 100_000),
+          ("limits.responseBytes", 1 << 32), ("handleStore.maxBytes", 1 << 36))),
     ("wrong group", [("apiVersion", "apps/v1")], "apiVersion", "must be pdserving.dev/v1alpha1"),
     ("wrong kind", [("kind", "Deployment")], "kind", "must be PDDeployment"),
     ("no model", [("spec.model", REMOVED)], "spec.model", "is required"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydantic import Field
 
 from pd_operator.core import fields
@@ -14,6 +16,8 @@ from pd_operator.core.spec_router_placement import RouterPlacement
 from pd_operator.core.spec_router_store import HandleStore
 
 MIB = 1 << 20
+MOST_REQUESTS: Final = 100_000
+"""Per router, in work or waiting: each holds a connection or two, and a router has some hundred thousand."""
 
 
 class RouterLimits(SpecModel):
@@ -23,24 +27,24 @@ class RouterLimits(SpecModel):
         default=16 * MIB,
         strict=True,
         ge=1024,
-        le=1 << 30,
+        le=256 * MIB,
         description="Largest request body; larger ones get a 413.",
     )
     max_inflight: int = Field(
-        default=1024, strict=True, ge=1, le=1_000_000, description="Most requests in work at once, per router."
+        default=1024, strict=True, ge=1, le=MOST_REQUESTS, description="Most requests in work at once, per router."
     )
     max_queue: int = Field(
         default=1024,
         strict=True,
         ge=0,
-        le=1_000_000,
+        le=MOST_REQUESTS,
         description="Most requests that wait for a place, per router; further ones get a 429 with Retry-After.",
     )
     response_bytes: int = Field(
         default=64 * MIB,
         strict=True,
         ge=0,
-        le=1 << 34,
+        le=4096 * MIB,
         description="Items of finished responses that each router keeps in memory, for previous_response_id of the "
         "Responses API. 0 keeps none; then clients have to send all items.",
     )

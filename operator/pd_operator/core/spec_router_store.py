@@ -71,7 +71,7 @@ class HandleStore(SpecModel):
         default=256 * MIB,
         strict=True,
         ge=MIB,
-        le=1 << 40,
+        le=1 << 36,
         description="Most bytes of handles that one router keeps in memory; the oldest go first. With type Valkey the "
         "server's maxmemory bounds them.",
     )
