@@ -171,6 +171,7 @@ async def test_an_idle_engine_takes_no_steps_for_a_lease(pair: Pair, race: Path)
         pinned = await turn(pair, tokens)
     finally:
         (race / "pinned").unlink()
+    assert (await metrics(pair))["vllm:pd_pinned_blocks"] >= WHOLE
     stepping = await _switches(pair)
     await prefill(pair, [*tokens, *prompt(9, NEXT)[TURN:]], pinned)  # lets the engine give the blocks back
     print(f"switches of the engine's thread in {LOOK_SECONDS} s: {leased} leased, {stepping} with vLLM's own retention")

@@ -21,6 +21,9 @@ class Number:
 
 
 NUMBERS: Final[Mapping[str, Number]] = {
+    "pinned_blocks": Number(
+        "vllm:pd_pinned_blocks", "Blocks of finished turns that vLLM keeps until a read or a timer."
+    ),
     "readable_blocks": Number(
         "vllm:pd_readable_blocks", "Blocks of finished turns that are intact and that nothing keeps."
     ),

@@ -62,6 +62,7 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._reading = UnpinnedReading(self.block_size) if self._engine.unpinned_obstacle is None else None
         self._retention: UnpinnedRetention | None = None
         self._fallback = ""
+        self._pinned_blocks: dict[str, int] = {}
 
     def _pull_obstacle(self) -> str | None:
         if not self.is_bidirectional_kv_xfer_enabled:
@@ -99,8 +100,11 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         logger.info("Retention is %s", wanted)
 
     def counts(self) -> dict[str, int]:
-        """Numbers about finished turns' blocks, by their keys in `core.counts`; none with vLLM's own retention."""
-        return {} if self._retention is None else self._retention.counts()
+        """On decode, numbers about finished turns' blocks by their keys in `core.counts`."""
+        if self.vllm_config.kv_transfer_config.kv_role != names.KV_ROLES[names.ROLE_DECODE]:
+            return {}
+        kept = {} if self._retention is None else self._retention.counts()
+        return {"pinned_blocks": sum(self._pinned_blocks.values()), **kept}
 
     def relieve(self) -> bool:
         """Give blocks of finished turns back for a running request; whether there were any."""
@@ -173,6 +177,8 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             return
         failed = getattr(connector_output, "failed_recving", None)
         result = self.pd_ledger.admit_completions(received or (), sent or (), failed)
+        for request_id in result.sent:
+            self._pinned_blocks.pop(request_id, None)
         if not result.dropped:
             return
         for sentence in result.dropped:
@@ -201,6 +207,8 @@ class PDPullScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             # vLLM has noted a lease by now.
             del self._reqs_need_send[request.request_id]
             self._reqs_not_processed.add(request.request_id)
+        if delayed and shown is not None:
+            self._pinned_blocks[request.request_id] = sum(map(len, block_ids))
         if delayed:
             # The worker arms the end of a lease only for requests that it has seen in a batch (HL-09).
             self._reqs_in_batch.add(request.request_id)

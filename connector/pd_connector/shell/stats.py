@@ -41,13 +41,12 @@ def accept_ours(data: dict[str, Any]) -> None:
 
 
 class PDPromMetrics(NixlPromMetrics):  # type: ignore[misc]
-    """vLLM's metrics of its connector, and ours where this engine leaves blocks in the pool."""
+    """vLLM's metrics of its connector, and on decode ours."""
 
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self.pd_metrics: dict[str, Any] = {}
-        retention = vllm_config.kv_transfer_config.get_from_extra_config(names.RETENTION_OPTION, names.MODE_PINNED)
-        if retention == names.MODE_PINNED:
+        if vllm_config.kv_transfer_config.kv_role != names.KV_ROLES[names.ROLE_DECODE]:
             return
         for key, number in NUMBERS.items():
             if number.total:

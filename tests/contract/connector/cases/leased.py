@@ -244,7 +244,7 @@ def case_what_can_not_be_left_in_the_pool_is_not_leased(lab: Any) -> None:
     side.bind_block_pool(object())
     handle = lab.decoder_handle(TURN, side=side)
     assert (handle["pd_mode"], "pd_lease" in handle, "pd_fallback" in handle) == ("Pinned", False, True)
-    assert side.counts() == {}
+    assert side.counts() == {"pinned_blocks": 2 * 7}
 
 
 def case_a_turn_that_nobody_will_continue_is_not_kept(lab: Any) -> None:
@@ -257,16 +257,13 @@ def case_a_turn_that_nobody_will_continue_is_not_kept(lab: Any) -> None:
 
 
 def case_the_numbers_reach_the_metrics(lab: Any) -> None:
-    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
 
     if not supported():
         return
     scheduler = lab.scheduler("decode", log_stats=True, **LEASED)
     connector = type(scheduler.connector)
-    registry = CollectorRegistry()
-    kinds = {kind: _registered(kind, registry) for kind in (Counter, Gauge, Histogram)}
-    metrics = connector.build_prom_metrics(scheduler.vllm_config, kinds, ["engine"], {0: ["0"]})
+    metrics, registry = _metrics(scheduler.connector, scheduler.vllm_config)
     made = scheduler.make_stats
     log = connector.build_kv_connector_stats()
     steps = []
@@ -304,14 +301,31 @@ def case_the_numbers_reach_the_metrics(lab: Any) -> None:
         assert registry.get_sample_value(name, labels) == expected, name
 
 
-def case_without_unpinned_blocks_the_metrics_are_vllms(lab: Any) -> None:
-    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+def case_pinned_turns_are_told_on_each_release(lab: Any) -> None:
+    scheduler = lab.scheduler("decode", log_stats=True)
+    metrics, registry = _metrics(scheduler.connector, scheduler.vllm_config)
+    made = scheduler.make_stats
 
+    def seen(*arguments: Any, **more: Any) -> Any:
+        stats = made(*arguments, **more)
+        if stats.kv_connector_stats:
+            metrics.observe(stats.kv_connector_stats)
+        return stats
+
+    scheduler.make_stats = seen
+    turn(lab, scheduler)
+    lab.step(scheduler)
+    assert registry.get_sample_value("vllm:pd_pinned_blocks", {"engine": "0"}) == 7
+    lab.step(scheduler, sent={"turn"})
+    lab.step(scheduler)
+    assert registry.get_sample_value("vllm:pd_pinned_blocks", {"engine": "0"}) == 0
+    assert is_free(scheduler)
+
+
+def case_on_prefill_the_metrics_are_vllms(lab: Any) -> None:
     config = lab.config(role="prefill")
-    registry = CollectorRegistry()
-    kinds = {kind: _registered(kind, registry) for kind in (Counter, Gauge, Histogram)}
     connector = lab.connector(config)
-    metrics = type(connector).build_prom_metrics(config, kinds, ["engine"], {0: ["0"]})
+    metrics, registry = _metrics(connector, config)
     metrics.observe(type(connector).build_kv_connector_stats().data)
     assert connector.get_kv_connector_stats() is None
     names = {sample.name for family in registry.collect() for sample in family.samples}
@@ -429,8 +443,14 @@ class _clock:
         retention(scheduler)._clock = lambda: self.now
 
 
-def _registered(kind: Any, registry: Any) -> Any:
-    def make(**arguments: Any) -> Any:
-        return kind(**arguments, registry=registry)
+def _metrics(connector: Any, config: Any) -> tuple[Any, Any]:
+    """What the process that serves `/metrics` makes for this connector, and the registry with them."""
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-    return make
+    registry = CollectorRegistry()
+
+    def registered(kind: Any) -> Any:
+        return lambda **arguments: kind(**arguments, registry=registry)
+
+    kinds = {kind: registered(kind) for kind in (Counter, Gauge, Histogram)}
+    return type(connector).build_prom_metrics(config, kinds, ["engine"], {0: ["0"]}), registry
