@@ -49,6 +49,8 @@ class Stage:
         }
         self.apply("a")
         self.looks: list[bool] = []
+        self.cant_start: dict[str, str] = {}
+        """By role the image from which no engine starts any more."""
         self.until("a router", lambda: lab.pods("router"))
         for pod in lab.pods("router"):
             lab.report(pod, _running())
@@ -72,6 +74,11 @@ class Stage:
 
     def look(self, **up: str) -> bool:
         """Make the roles' engines of the named images ready, note whether a pair serves, and tell it."""
+        for role, image in self.cant_start.items():
+            for pod in self.lab.pods(role):
+                if _image(pod) == image and not is_ready(pod) and "containerStatuses" not in pod["status"]:
+                    with contextlib.suppress(ApiError):
+                        self.lab.report(pod, {"containerStatuses": [LOOP]})
         for role, images in up.items():
             for pod in self.lab.pods(role):
                 if _image(pod) in images and not is_ready(pod):
@@ -117,6 +124,16 @@ class Stage:
         assert self.operator.terminate() == 0
         self.operator = self.lab.operator("--resync", "600", "--router-poll", "600")
         return self.operator
+
+    def available(self, role: str) -> int:
+        """Engines that the role's StatefulSet counts as ready for long enough."""
+        status = self.lab.get(self.lab.ref("StatefulSet", f"qwen-{role}"))["status"]
+        return int(status.get("availableReplicas", 0))
+
+    def strategy(self, role: str) -> dict[str, Any]:
+        """How the role's StatefulSet replaces pods now."""
+        found: dict[str, Any] = self.lab.get(self.lab.ref("StatefulSet", f"qwen-{role}"))["spec"]["updateStrategy"]
+        return found
 
     def writes(self, role: str) -> int:
         """How often the operator wrote the role's StatefulSet since the first rollout was over."""
@@ -209,6 +226,52 @@ def test_a_rollback_in_the_middle_takes_only_what_is_new(lab: Lab) -> None:
     after = {pod["metadata"]["name"]: pod["metadata"]["uid"] for role in ROLES for pod in lab.pods(role)}
     assert all(stage.looks)
     assert {name for name in after if after[name] != before[name]} == {"qwen-prefill-2", "qwen-decode-2"}
+
+
+@pytest.mark.parametrize("prefill", [2, 3])
+def test_an_engine_that_cant_start_any_more_holds_no_rollout_up(lab: Lab, prefill: int) -> None:
+    stage = Stage(lab, prefill, 2)
+    stage.until("all were ready for long enough", lambda: stage.available(P) == prefill)
+    stage.cant_start[P] = "a"
+    broken = lab.ref("Pod", "qwen-prefill-0")
+    uids = [lab.get(broken)["metadata"]["uid"]]
+    # It takes its time to end, so that the operator sees the role without it.
+    lab.patch(broken, {"metadata": {"finalizers": ["example.org/slow"]}})
+    failed = {"conditions": [{"type": "Ready", "status": "False"}], "containerStatuses": [LOOP]}
+    lab.report(lab.get(broken), failed)
+    stage.until("it is known", lambda: "no such kernel" in lab.condition("PrefillReady")["message"])
+    stage.apply("b")
+    stage.until("it is given up", lambda: "deletionTimestamp" in lab.get(broken)["metadata"], decode="b")
+    assert (stage.images(P), stage.images(D)) == ("a" * (prefill - 1), "ab"), "decode first, and no other with it"
+    lab.settled(stage.operator)
+    lab.patch(broken, {"metadata": {"finalizers": None}})
+
+    def is_new() -> bool:
+        pod = lab.get(broken)
+        uids.extend({pod["metadata"]["uid"]} - {*uids})
+        return _image(pod) == "b"
+
+    stage.until("it is new", is_new, decode="b")
+    assert len(uids) == 2, "it comes back once, and not as it was"
+    stage.held()
+    stage.until_complete(prefill="b", decode="b")
+    assert all(stage.looks)
+
+
+def test_a_user_who_deletes_pods_by_hand_is_let_go_on_in_the_middle(lab: Lab) -> None:
+    stage = Stage(lab, 2, 2)
+    stage.apply("b")
+    stage.until("new engines", lambda: (stage.images(P), stage.images(D)) == ("ab", "ab"))
+    stage.apply("b", **{f"{role}.updateStrategy": {"type": "OnDelete"} for role in ROLES})
+    lab.settled(stage.operator)
+    assert [stage.strategy(role) for role in ROLES] == [{"type": "OnDelete"}] * 2
+    stage.apply("b", **{f"{role}.updateStrategy": {"type": "RollingUpdate"} for role in ROLES})
+    lab.settled(stage.operator)
+    assert [stage.strategy(role)["rollingUpdate"]["partition"] for role in ROLES] == [1, 1]
+    stage.until_complete(prefill="b", decode="b")
+    # Without one, the controller makes what goes missing in the next rollout from the earlier template.
+    assert [stage.strategy(role)["rollingUpdate"]["partition"] for role in ROLES] == [0, 0]
+    assert all(stage.looks)
 
 
 def test_numbers_change_in_the_middle_one_of_them_by_an_autoscaler(lab: Lab) -> None:

@@ -299,7 +299,9 @@ def _without(value: Mapping[str, Any], record: Mapping[str, Any], others: Mappin
         if entry is None or other == {}:
             kept[key] = _copy(item)
         elif isinstance(item, Mapping) and entry:
-            kept[key] = _without(item, entry, other or {})
+            # What has nothing left in it goes, too.
+            if left := _without(item, entry, other or {}):
+                kept[key] = left
         elif isinstance(item, list) and entry and (keys := _keys_of(item)) is not None:
             kept[key] = _copy([one for one in item if _key(one, keys) not in entry])
     return kept

@@ -206,8 +206,9 @@ class Lab:
         return [raw for raw in self.list(PODS) if role in (None, raw["metadata"]["labels"].get("pdserving.dev/role"))]
 
     def report(self, pod: dict[str, Any], status: dict[str, Any]) -> None:
-        """A pod's status as a kubelet reports it."""
-        self.patch(self.ref("Pod", pod["metadata"]["name"]), {"status": status}, STRATEGIC, "/status")
+        """A pod's status as a kubelet reports it. Raises ApiError when another pod has its name by now."""
+        body = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}
+        self.patch(self.ref("Pod", pod["metadata"]["name"]), body, STRATEGIC, "/status")
 
     def make_ready(self, ip: str = "127.0.0.1") -> None:
         """Every pod that exists runs and is ready, at an address of this machine."""

@@ -2,6 +2,7 @@
 
 The controller is written after Kubernetes' own (`updateStatefulSet`), in both of its ways: one pod after the other from
 the highest index, or, since 1.37, every pod of an old template that is not available, and then up to `maxUnavailable`.
+A partition always stands in the spec: without one, what is made anew would depend on the controller's own counts.
 """
 
 from __future__ import annotations

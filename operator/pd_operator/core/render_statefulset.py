@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pd_operator.core import names
-from pd_operator.core.choices import Role, Scaling
+from pd_operator.core.choices import Role, Scaling, UpdateStrategyType
 from pd_operator.core.model import PDDeployment
 from pd_operator.core.render_context import RenderContext
 from pd_operator.core.render_engine_pod import engine_pod, engine_ports
@@ -55,5 +55,9 @@ def _labels(deployment: PDDeployment, role: Role) -> dict[str, str]:
 
 
 def _update_strategy(wanted: UpdateStrategy) -> dict[str, Any]:
-    rolling = without_nothing({"partition": wanted.partition, "maxUnavailable": wanted.max_unavailable})
-    return without_nothing({"type": wanted.type.value, "rollingUpdate": rolling})
+    if wanted.type is UpdateStrategyType.ON_DELETE:
+        return {"type": wanted.type.value}
+    # Without a partition, which no server fills in, pods that go missing during a rollout are made from the earlier
+    # template.
+    rolling = without_nothing({"partition": wanted.partition or 0, "maxUnavailable": wanted.max_unavailable})
+    return {"type": wanted.type.value, "rollingUpdate": rolling}

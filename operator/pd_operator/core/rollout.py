@@ -92,7 +92,6 @@ def _with_hold(manifest: Manifest, hold: Hold) -> Manifest:
         spec = {**spec, "replicas": hold.replicas}
     strategy = spec["updateStrategy"]
     rolling = strategy.get("rollingUpdate", {})
-    # A partition of 0 is the server's default: what is not sent need not be taken back at the end.
     if strategy["type"] == UpdateStrategyType.ROLLING_UPDATE and hold.partition != rolling.get("partition", 0):
         spec = {**spec, "updateStrategy": {**strategy, "rollingUpdate": {**rolling, "partition": hold.partition}}}
     return {**manifest, "spec": spec}

@@ -137,7 +137,7 @@ def test_statefulset(role: str) -> None:
     assert spec["podManagementPolicy"] == "Parallel"
     assert spec["minReadySeconds"] == 10
     assert spec["selector"] == {"matchLabels": selector}
-    assert spec["updateStrategy"] == {"type": "RollingUpdate"}
+    assert spec["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": {"partition": 0}}
     assert selector.items() <= spec["template"]["metadata"]["labels"].items()
 
 
@@ -154,6 +154,7 @@ def test_an_autoscalers_replicas_are_never_sent(role: str, kind: str) -> None:
     ("strategy", "rendered"),
     [
         ({"type": "OnDelete"}, {"type": "OnDelete"}),
+        ({"maxUnavailable": 2}, {"type": "RollingUpdate", "rollingUpdate": {"partition": 0, "maxUnavailable": 2}}),
         ({"partition": 0}, {"type": "RollingUpdate", "rollingUpdate": {"partition": 0}}),
         ({"partition": 1, "maxUnavailable": 2},
          {"type": "RollingUpdate", "rollingUpdate": {"partition": 1, "maxUnavailable": 2}}),
