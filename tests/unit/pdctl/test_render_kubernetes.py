@@ -84,3 +84,30 @@ def test_nothing_to_render() -> None:
     result = ran()
     assert result.exit_code == 2
     assert "--file" in result.output
+
+
+def test_leases_are_decodes_and_the_routers_business(tmp_path: Path) -> None:
+    raw = example("cpu-tiny")
+    raw["spec"]["kvTransfer"] |= {"retention": "Leased", "lease": {"seconds": 15, "toolHoldSeconds": 90}}
+    file = tmp_path / "leased.yaml"
+    file.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    found = documents(ran("-f", str(file), "-o", "yaml").stdout)
+    commands = {
+        one["metadata"]["labels"]["pdserving.dev/role"]: one["spec"]["template"]["spec"]["containers"][0]["command"]
+        for one in found
+        if one["kind"] in ("StatefulSet", "Deployment")
+    }
+    told = {"--middleware": "pd_connector.shell.lease_api.LeaseApi", "--lease-tool-hold": "90"}
+    said = {
+        part: {flag: command[command.index(flag) + 1] for flag in told if flag in command}
+        for part, command in commands.items()
+    }
+    assert said == {
+        "prefill": {},
+        "decode": {"--middleware": told["--middleware"]},
+        "router": {"--lease-tool-hold": "90"},
+    }
+    assert '"pd_retention":"Leased","pd_lease_seconds":15,"pd_lease_share":0.5' in " ".join(commands["decode"])
+    assert '"pd_retention":"Unpinned"' in " ".join(commands["prefill"])
+    printed = ran("-f", str(file)).stdout
+    assert printed.count("pd_connector.shell.lease_api.LeaseApi") == 1
