@@ -120,9 +120,19 @@ async def test_a_handle_is_sent_once_whoever_asks_for_it(deploy: Any, spec: Spec
         for engine in deployment.engines:
             engine.requests.clear()
         body = talk.body("Go on.")
-        turns = await asyncio.gather(*(send(deployment, body, talk.headers) for _ in range(12)))
+        hold = asyncio.Event()  # none may leave its own handle before the last has looked for one
+        deployment.prefill.default = Behaviour(hold=hold)
+        asked = asyncio.gather(*(send(deployment, body, talk.headers) for _ in range(12)))
+
+        async def all_there() -> bool:
+            return len(deployment.prefill.generates) == 12
+
+        await until(all_there)
+        hold.set()
+        turns = await asked
         assert [turn.text for turn in turns] == [deployment.right(body).content] * 12
         assert len([one for one in deployment.records(deployment.prefills) if one.handle_id]) == 1
+        deployment.prefill.default = Behaviour()
         await talk.say("Go on.")
 
 
