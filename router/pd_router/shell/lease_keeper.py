@@ -123,8 +123,11 @@ class LeaseKeeper:
         """A turn found it and runs. Returns what `end` is to be given, or None where nothing is promised any more. What
         another process left may have been prolonged there, so that it is ended in any case when it is superseded."""
         lease = parse(entry.lease) if entry.lease else None
-        if lease is None or self._member_of(entry.holder) is None:
+        if lease is None:
             return None
+        member = self._member_of(entry.holder)
+        if member is None or str(member.incarnation) != entry.incarnation:
+            return None  # its process is gone
         runs = self._leases.begin(entry.holder, lease, entry.arrived + lease.seconds, self._now(), sure=entry.own)
         self._plan()
         if not runs and entry.own:

@@ -19,7 +19,7 @@ from support.waiting import until
 from unit.router.store_behaviour import LEASED, SHARED, entry
 
 TOKEN, OTHER = "a" * 32, "b" * 32
-MEMBER = Member("d1", "decode", Address("127.0.0.1", 8200), "g")
+MEMBER = Member("d1", "decode", Address("127.0.0.1", 8200), "g", incarnation=1)
 
 
 class Pool:
@@ -149,6 +149,8 @@ async def test_for_an_engine_that_is_not_there_nothing_is_kept() -> None:
     scene.members.clear()
     assert scene.keeper.begin(kept()) is None
     scene.keeper.release("d1", Lease(TOKEN, 60), Why.ENDED)
+    scene.members["d1"] = MEMBER
+    assert scene.keeper.begin(kept(incarnation="0")) is None
     assert scene.timer is None
     scene.members["d1"] = MEMBER
     scene.keeper.release("d1", Lease(TOKEN, 60), Why.ENDED)
