@@ -297,7 +297,15 @@ class Rot:
     generation: str
 
 
-Step = Tick | Edit | Scale | Away | Rot
+@dataclass(frozen=True)
+class Canary:
+    """A user lets only engines from an index on be replaced."""
+
+    role: str
+    partition: int
+
+
+Step = Tick | Edit | Scale | Away | Rot | Canary
 MASK = st.integers(0, 255)
 FEW = st.sampled_from([0, 0, 0, *(1 << bit for bit in range(8)), 255])
 ROLE = st.sampled_from(ROLES)
@@ -308,6 +316,7 @@ STEPS = st.one_of(
     TICK,
     st.builds(Edit, st.sampled_from("abc"), st.booleans(), ROLE),
     st.builds(Scale, ROLE, st.integers(1, 4), st.booleans()),
+    st.builds(Canary, ROLE, st.integers(0, 4)),
     st.builds(Rot, ROLE, st.sampled_from("abc")),
     st.builds(Away, st.tuples(MASK, MASK, MASK)),
 )
@@ -342,6 +351,8 @@ class Walk:
                 one.replicas = max(step.number, one.replicas)
         elif isinstance(step, Rot):
             self.made.sets[step.role].rot(step.generation)
+        elif isinstance(step, Canary):
+            self.made.sets[step.role].user_partition = step.partition
         else:
             self._operate()
             if self.made.serving() and not self.made.rollout.gap:
@@ -424,5 +435,7 @@ def test_whatever_happens_a_pair_stays_and_the_rollout_ends(
     walk = Walk(*numbers, modern, at_once)
     for step in steps:
         walk.go(step)
+    for one in walk.made.sets.values():
+        one.user_partition = 0
     starts = not any(walk.made.generation in one.rotten for one in walk.made.sets.values())
     roll(walk.made, walk.made.generation if starts else "d", "prefill", start=2, slow_start=3)
