@@ -22,6 +22,7 @@ from pd_router.core.policy import (
     fresh,
     judge_handle,
     newest_keys,
+    told_retention,
 )
 from pd_router.core.request import Api, Prepared, prepare
 from pd_router.core.settings import Bypass
@@ -394,3 +395,32 @@ def test_two_turns_at_once_get_one_handle() -> None:
     keys = talk.ring.lookup_keys("t", prepared)
     taken = [talk.store.take(keys, 1.0) for _ in range(2)]
     assert [found is not None for found in taken] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({}, ("", "")),
+        ({"pd_mode": "Pinned", "pd_fallback": "no hook"}, ("Pinned", "no hook")),
+        ({"pd_mode": "Unpinned"}, ("Unpinned", "")),
+        ({"pd_mode": "Leased", "pd_lease": "0" * 32 + "-60"}, ("Leased", "")),
+        ({"pd_mode": 7, "pd_fallback": ["x"]}, ("", "")),
+        ({"pd_mode": "Pinned", "pd_fallback": "x" * 1000}, ("Pinned", "x" * 200)),
+    ],
+)
+def test_what_a_handle_tells_of_its_engine(more: dict[str, Any], told: tuple[str, str]) -> None:
+    assert told_retention(handle(**more)) == told
+
+
+@pytest.mark.parametrize("mode", ["Unpinned", "Leased"])
+def test_each_kind_of_handle_has_its_own_lifetime(mode: str) -> None:
+    longer = {"pd_mode": mode, "pd_moment": "0123456789abcdef-2a", "remote_blocks_expiry_time": None}
+    for more, age, drop in (
+        ({}, TTL - 1.0, None),
+        ({}, TTL, Drop.EXPIRED),
+        (longer, TTL, None),
+        (longer, 3599.0, None),
+        (longer, 3600.0, Drop.EXPIRED),
+    ):
+        kept = entry(**more)
+        assert judged(kept, now=kept.arrived + age).drop is drop, (more, age)
