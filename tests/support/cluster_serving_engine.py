@@ -35,6 +35,10 @@ EVENT_DELAY: Final = 0.03
 LOAD_SECONDS: Final = "FAKE_LOAD_SECONDS"
 """Variable: how long this engine takes to load its model."""
 
+FALLBACK: Final = "FAKE_FALLBACK"
+"""Variable of a decode engine: why it retains Pinned, whatever it is told."""
+
+LEASE_API: Final = "pd_connector.shell.lease_api.LeaseApi"
 PLUGIN_PATH: Final = "/opt/pd-connector"
 ROLES: Final = {kv_role: role for role, kv_role in names.KV_ROLES.items()}
 
@@ -55,6 +59,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--no-enable-prefix-caching", action="store_true")
     parser.add_argument("--shutdown-timeout", type=float, default=0.0)
+    parser.add_argument("--middleware", action="append", default=[])
     parser.add_argument("--kv-transfer-config", type=json.loads, required=True)
     return parser.parse_known_args(argv)[0]
 
@@ -75,6 +80,10 @@ def connector_config(arguments: argparse.Namespace) -> ConnectorConfig:
             raise NotStarted(f"no module {transfer['kv_connector_module_path']}")
         if not str(pd_connector.__file__).startswith(f"{PLUGIN_PATH}/"):
             raise NotStarted(f"the connector's plugin was not brought into this pod: {pd_connector.__file__}")
+    retention = extra.get(names.RETENTION_OPTION, names.MODE_PINNED)
+    if retention == names.MODE_LEASED and LEASE_API not in arguments.middleware:
+        raise NotStarted("nobody could prolong or end the leases of this engine")
+    fallback = os.environ.get(FALLBACK, "")
     return ConnectorConfig(
         ROLES[transfer["kv_role"]],  # type: ignore[arg-type]
         mode="verified" if verified else "stock",
@@ -84,6 +93,10 @@ def connector_config(arguments: argparse.Namespace) -> ConnectorConfig:
         decoder_ttl=float(extra.get("decoder_kv_blocks_ttl", 480)),
         lease=float(extra["kv_lease_duration"]),
         recompute_threshold=extra.get("kv_recompute_threshold", 64),
+        retention=names.MODE_PINNED if fallback else retention,
+        lease_seconds=extra.get(names.LEASE_SECONDS_OPTION, 60),
+        lease_share=extra.get(names.LEASE_SHARE_OPTION, 0.5),
+        handle_extras={names.FALLBACK_KEY: fallback} if fallback else {},
     )
 
 

@@ -12,13 +12,16 @@ import http.client
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
 
+from pd_wire import names
+from pd_wire.moment import Moment
+from pd_wire.moment import parse as parse_moment
 from support.fake_engine.answers import BlockContent
 from support.fake_engine.connector import Connector
 from support.fake_engine.fabric import Fabric, Issued
@@ -109,7 +112,14 @@ class NetworkFabric(Fabric):
     # --- asked of the peer ------------------------------------------------------------------------
 
     async def visit(self, params: Mapping[str, Any]) -> Any:
-        question = {"request": params["remote_request_id"], "blocks": params["remote_block_ids"][0]}
+        # The connector has taken the moment out of the params, as it does before vLLM sees them.
+        issued = self.issued(params["remote_request_id"])
+        question = {
+            "request": params["remote_request_id"],
+            "blocks": params["remote_block_ids"][0],
+            "engine": params["remote_engine_id"],
+            "moment": issued.value.get(names.MOMENT_KEY) if issued else None,
+        }
         try:
             async with self._client().post(f"{_peer(params)}/visit", json=question) as answer:
                 return Visit(self, params, await answer.json())
@@ -172,6 +182,10 @@ class Visit:
         context, tokens = self._found["blocks"][str(number)]
         return BlockContent(bytes.fromhex(context), tokens)
 
+    def intact(self, _engine_id: str, _moment: Moment, _blocks: Sequence[int]) -> int:
+        """How many of the leading blocks were as the params' moment promises at the visit, when all were read."""
+        return int(self._found["intact"])
+
     def notified(self, _request_id: str, reader: str, *, read: bool) -> None:
         """Tell the peer."""
         self._fabric.tell(self._params, reader, read=read)
@@ -183,6 +197,7 @@ def side_channel(connector: Connector) -> web.Application:
     async def visit(request: web.Request) -> web.Response:
         question = await request.json()
         connector.expire()
+        moment = parse_moment(question["moment"])
         blocks = {str(number): connector.pool.read(number) for number in question["blocks"]}
         return web.json_response(
             {
@@ -191,6 +206,7 @@ def side_channel(connector: Connector) -> web.Application:
                 "frozen": connector.frozen,
                 "clock": connector.clock(),
                 "tokens": connector.retained_tokens(question["request"]),
+                "intact": connector.intact(question["engine"], moment, question["blocks"]) if moment else 0,
                 "blocks": {number: [block.context.hex(), list(block.tokens)] for number, block in blocks.items()},
             }
         )
