@@ -649,13 +649,17 @@ SERVER_PATHS = {
 """What a server names instead: the list or map that an entry lies in."""
 
 
+def refused_entry(arguments: list[str]) -> int:
+    """Which entry of `ARGUMENTS` is named: the flag, or the value where that is what may not be."""
+    return int(arguments[-1].startswith(("hf_", "pd_connector.")))
+
+
 def bad_specs() -> Iterator[BadSpec]:
     """All rows, each table's in its order."""
     rows = [*SCHEMA, *RULES, *PODS]
     for arguments, words in ARGUMENTS:
-        index = 1 if arguments[-1].startswith("hf_") else 0
         path = "spec.engine.extraArgs"
-        rows.append((f"flag {arguments[0][:30]}", [(path, arguments)], f"{path}[{index}]", words))
+        rows.append((f"flag {arguments[0][:30]}", [(path, arguments)], f"{path}[{refused_entry(arguments)}]", words))
     for arguments in SHARED_ARGUMENTS:
         path = "spec.prefill.extraArgs"
         rows.append((f"flag of one role {arguments[0]}", [(path, arguments)], f"{path}[0]", "both roles need the same"))

@@ -22,6 +22,7 @@ from support.bad_specs import (
     Edit,
     bad_specs,
     env,
+    refused_entry,
 )
 from support.pddeployments import deployment, edited, smallest
 
@@ -57,8 +58,8 @@ def test_pod_settings(edits: list[Edit], path: str, words: str) -> None:
 @pytest.mark.parametrize("place", ["engine", "prefill", "decode"])
 @pytest.mark.parametrize(("arguments", "words"), ARGUMENTS, ids=[row[0][0][:40] for row in ARGUMENTS])
 def test_argument_that_is_rendered(place: str, arguments: list[str], words: str) -> None:
-    index = 1 if arguments[-1].startswith(("hf_", "pd_connector.")) else 0
-    assert_refused([(f"spec.{place}.extraArgs", arguments)], f"spec.{place}.extraArgs[{index}]", words)
+    path = f"spec.{place}.extraArgs[{refused_entry(arguments)}]"
+    assert_refused([(f"spec.{place}.extraArgs", arguments)], path, words)
 
 
 @pytest.mark.parametrize("place", ["engine", "prefill", "decode"])
