@@ -186,7 +186,11 @@ class MemoryCluster:
         old = self.objects.get(ref)
         if old is None or old["metadata"]["uid"] != uid:
             raise ApiError(404, "NotFound", "gone")
-        new = {**_copy(old), "status": _copy(dict(status))}
+        kinds = {one["type"] for one in status.get("conditions", ())}
+        # As a server merges them: conditions that another manager has added stay.
+        others = [one for one in old.get("status", {}).get("conditions", ()) if one["type"] not in kinds]
+        kept = [*status["conditions"], *others] if others else status.get("conditions", ())
+        new = {**_copy(old), "status": _copy({**status, "conditions": kept})}
         return _copy(old if new == old else self._store(ref, new))
 
     async def delete(self, ref: Ref, uid: str, *, orphan: bool) -> bool:

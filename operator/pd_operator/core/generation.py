@@ -12,7 +12,9 @@ What counts is what makes a read between two engines wrong or refused, or makes 
 
 What does not count: replicas, the router, names, limits per engine (sequences, memory share, start and stop times),
 role arguments and variables (the shared ones are refused there), a role's prefix cache, and the two values that only
-one side reads: D's time to live, which travels inside the handle, and P's threshold.
+one side reads: D's time to live, which travels inside the handle, and P's threshold. They are on both roles' command
+lines all the same, as vLLM asks for one configuration on both, so an edit of either restarts the engines of both roles;
+those of before and after it pair, and each role rolls at its own pace.
 """
 
 from __future__ import annotations

@@ -51,6 +51,7 @@ class Workload:
         partition: a StatefulSet replaces no pod with a smaller index.
         generation: label of the live template.
         deadline_passed: a Deployment's own verdict that its rollout is stuck.
+        paused: somebody has told a Deployment to begin no rollout. The operator never does.
         pods_refused: why a Deployment's pods are not made; a StatefulSet does not say, see `Observed.pods_refused`.
         immutable: the fixed fields of the spec, as JSON text.
     """
@@ -66,6 +67,7 @@ class Workload:
     current_revision: str = ""
     update_revision: str = ""
     deadline_passed: bool = False
+    paused: bool = False
     pods_refused: str = ""
     begun: bool = True
     immutable: str = "{}"
@@ -88,6 +90,7 @@ class Child:
         operator: which operator wrote it, see `rivals`.
         owned_fields: `fieldsV1` of this operator's apply, as JSON text; empty when it never applied.
         repaired: fields are still owned by a repair, which an apply brings to its end.
+        created: when the API server made it, as an RFC 3339 time.
     """
 
     ref: Ref
@@ -103,6 +106,7 @@ class Child:
     repaired: bool = False
     deleting: bool = False
     workload: Workload | None = None
+    created: str = ""
 
     def belongs_to(self, uid: str) -> bool:
         """Is the PDDeployment with that uid its controller?"""
@@ -159,6 +163,7 @@ def observe_child(kind: str, raw: Mapping[str, Any]) -> Child:
         ref=Ref(kind, str(metadata.get("namespace", "")), str(metadata.get("name", ""))),
         uid=str(metadata.get("uid", "")),
         version=resource_version(raw),
+        created=str(metadata.get("creationTimestamp") or ""),
         deployment=str(labels.get(names.LABEL_DEPLOYMENT, "")),
         role=str(labels.get(names.LABEL_ROLE, "")),
         managed=labels.get(MANAGED_BY_LABEL) == MANAGED_BY,
@@ -213,6 +218,7 @@ def _workload(kind: str, raw: Mapping[str, Any]) -> Workload:
         generation=str(_at(spec, "template", "metadata", "labels").get(names.LABEL_GENERATION, "")),
         current_revision=str(status.get("currentRevision", "")),
         update_revision=str(status.get("updateRevision", "")),
+        paused=bool(spec.get("paused")),
         deadline_passed=any(
             condition.get("type") == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded"
             for condition in status.get("conditions") or ()

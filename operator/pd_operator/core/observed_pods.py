@@ -27,6 +27,7 @@ _CREATE_REASONS: Final = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError"}
 )
 _BEFORE_THE_START: Final = ("ContainerCreating", "PodInitializing")
+_FINAL_PHASES: Final = ("Failed", "Succeeded")
 ADMIN_PORT: Final = "admin"
 
 
@@ -52,6 +53,10 @@ class Pod:
         finalizers: what a pod in deletion waits for besides its containers.
         not_begun: it has a node and no container of it has begun: volumes are mounted, or a network is made. What
             goes wrong there stands in no status, see `observed_events`.
+        created: when it was made, as an RFC 3339 time.
+        begun: a container of it runs or has run.
+        runs: all of its containers run and have passed their startup probes; it may be unready all the same.
+        finished: it failed or succeeded, so that nothing of it runs again.
     """
 
     namespace: str
@@ -73,6 +78,10 @@ class Pod:
     ends_by: str = ""
     finalizers: tuple[str, ...] = ()
     node: str = ""
+    created: str = ""
+    begun: bool = False
+    runs: bool = False
+    finished: bool = False
 
 
 def observe_pod(raw: Mapping[str, Any]) -> Pod:
@@ -106,6 +115,10 @@ def observe_pod(raw: Mapping[str, Any]) -> Pod:
         ends_by=str(metadata.get("deletionTimestamp") or ""),
         finalizers=tuple(map(str, metadata.get("finalizers") or ())) if deleting else (),
         node=str(spec.get("nodeName", "")),
+        created=str(metadata.get("creationTimestamp") or ""),
+        begun=any(map(_has_begun, status.get("containerStatuses") or ())),
+        runs=not deleting and _runs(status),
+        finished=status.get("phase") in _FINAL_PHASES,
     )
 
 
@@ -116,12 +129,23 @@ def diagnose(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Trouble | No
             return Trouble(Reason.UNSCHEDULABLE, one_line(condition.get("message")))
     if status.get("phase") == "Failed":
         text = ": ".join(part for part in (str(status.get("reason", "")), one_line(status.get("message"))) if part)
-        return Trouble(Reason.POD_FAILED, text or "the pod failed")
+        # A kubelet's sentences end in a full stop, and more is said after them.
+        return Trouble(Reason.POD_FAILED, text.rstrip(" .") or "the pod failed")
     for container in _containers(status):
         trouble = _container_trouble(container)
         if trouble is not None:
             return trouble
     return None
+
+
+def _has_begun(container: Mapping[str, Any]) -> bool:
+    state, last = container.get("state") or {}, container.get("lastState") or {}
+    return bool(container.get("started") or "running" in state or "terminated" in state or "terminated" in last)
+
+
+def _runs(status: Mapping[str, Any]) -> bool:
+    containers = status.get("containerStatuses") or ()
+    return status.get("phase") == "Running" and bool(containers) and all(one.get("started") for one in containers)
 
 
 def _not_begun(status: Mapping[str, Any]) -> bool:

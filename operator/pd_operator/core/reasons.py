@@ -67,9 +67,15 @@ class Reason(StrEnum):
     SCALING = "Scaling"
     STARTING = "Starting"
     """Pods run the newest template and are loading or warming up."""
+    NOT_READY = "NotReady"
+    """Pods have started and are not ready, or no longer. A router is ready while it sees a ready pair of engines."""
     ROLLOUT_STUCK = "RolloutStuck"
-    """A rollout waits for a pod that does not become ready; the message names the pod and the way out."""
+    """A rollout waits for a pod that does not become ready, or somebody has paused it. The message has the way out."""
     COMPLETE = "Complete"
+
+    # The routers' sight
+    ROUTER_BLIND = "RouterBlind"
+    """A router can't list pods: it goes on with the engines that it knows, and new and replaced ones aren't used."""
 
     # Reuse
     DISABLED = "Disabled"

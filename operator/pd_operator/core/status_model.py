@@ -7,6 +7,7 @@ is generated from here. Nothing in it grows with the number of pods or changes w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -109,6 +110,14 @@ class PDDeploymentStatus(StatusModel):
     def condition(self, kind: str) -> Condition | None:
         """The condition of that type, or None when it was never judged."""
         return next((one for one in self.conditions if one.type == kind), None)
+
+    def stands_in(self, live: Any) -> bool:
+        """Does the live status say all of this already? Conditions of other types are somebody else's, and stay."""
+        if not isinstance(live, Mapping):
+            return False
+        found, wanted = dict(live), self.document()
+        there = {one.get("type"): one for one in found.pop("conditions", None) or ()}
+        return all(there.get(one["type"]) == one for one in wanted.pop("conditions")) and found == wanted
 
     def document(self) -> dict[str, Any]:
         """The value of `status` as an API server takes it."""

@@ -27,6 +27,11 @@ ROLES: Final = {
 }
 WORKLOAD_KINDS: Final = ("StatefulSet", "Deployment")
 SERVICE: Final = "Service"
+SEES_NO_PAIR: Final = (
+    ": a router is ready while it sees a ready prefill and a ready decode engine of one generation; /readyz on its "
+    "admin port tells what it lacks"
+)
+ENGINE_UNWELL: Final = ": the readiness probe fails"
 SHOWN_PODS: Final = 3
 """Most pods that a message names."""
 
@@ -43,6 +48,8 @@ class RoleFacts:
         held: what a rollout keeps back for now, as the end of a sentence; empty when nothing is.
         ending: names of engines that end in their own time, whose successors come after them.
         pods_refused: why pods are not made, in the words of their controller; empty when they are.
+        name: the workload's.
+        running: names of pods that have started and are not ready, when no unready pod is still on its way to that.
     """
 
     role: str
@@ -54,6 +61,8 @@ class RoleFacts:
     ending: tuple[str, ...] = ()
     held: str = ""
     pods_refused: str = ""
+    name: str = ""
+    running: tuple[str, ...] = ()
 
     @property
     def ready(self) -> int:
@@ -74,7 +83,9 @@ class RoleFacts:
             return Reason.ROLLING_OUT
         if workload.replicas != self.wanted:
             return Reason.SCALING
-        return Reason.STARTING if workload.ready < self.wanted else None
+        if workload.ready < self.wanted:
+            return Reason.NOT_READY if self.running else Reason.STARTING
+        return None
 
     @property
     def replaced(self) -> bool:
@@ -93,7 +104,15 @@ class RoleFacts:
     @property
     def stuck(self) -> bool:
         """Does a rollout wait for something that waiting does not bring?"""
-        return bool(self.stuck_pods) or (self.workload is not None and self.workload.deadline_passed)
+        return bool(self.stuck_pods) or self.paused or (self.workload is not None and self.workload.deadline_passed)
+
+    @property
+    def paused(self) -> bool:
+        """Is there a rollout that somebody has paused? Without one a pause keeps nothing from its way."""
+        workload = self.workload
+        if workload is None or not workload.paused:
+            return False
+        return workload.current and self.moving is Reason.ROLLING_OUT
 
     @property
     def stuck_message(self) -> str:
@@ -109,6 +128,8 @@ class RoleFacts:
                     f"delete it (kubectl delete pod {pod.name})"
                 )
             return f"{what}. It runs the newest template; the other pods keep the previous one"
+        if self.paused:
+            return f"somebody has paused its rollout: kubectl rollout resume deployment {self.name}"
         why = f": {self.pods_refused}" if self.pods_refused else ""
         return f"the rollout has passed its deadline{why}"
 
@@ -133,8 +154,9 @@ def _facts(
     replicas = manifest["spec"].get("replicas") if manifest else None
     if replicas is None:
         replicas = workload.wanted if workload else 1 if manifest else 0
+    pods = _that_count(role, observed)
     troubled = sorted(
-        (pod for pod in observed.pods if pod.role == role and pod.trouble is not None),
+        (pod for pod in pods if pod.trouble is not None),
         key=lambda pod: (list(Reason).index(pod.trouble.reason) if pod.trouble else 0, pod.name),
     )
     labels = {names.LABEL_DEPLOYMENT: observed.name, names.LABEL_ROLE: role}
@@ -144,10 +166,31 @@ def _facts(
         workload=workload,
         refusals=tuple(one for one in refusals if one.role in (role, "")),
         troubled=tuple(troubled),
-        ending=tuple(pod.name for pod in observed.pods if role == pod.role and pod.deleting and pod.trouble is None),
+        ending=tuple(pod.name for pod in pods if pod.deleting and pod.trouble is None),
         selector=",".join(f"{key}={value}" for key, value in sorted(labels.items())),
         pods_refused=_pods_refused(child, observed),
+        name=child.ref.name if child else "",
+        running=_running(pods),
     )
+
+
+def _that_count(role: str, observed: Observed) -> list[Pod]:
+    """The role's pods, without routers in a final phase.
+
+    A Deployment has made others in their place the moment they failed, and keeps them for as long as it likes. One that
+    its node refused, so that nothing of it has ever run, speaks until one that was made after it has begun: the node
+    may refuse all that come. A StatefulSet deletes engines that failed before it makes their successors.
+    """
+    pods = [pod for pod in observed.pods if pod.role == role]
+    if role != ROUTER:
+        return pods
+    newest = max((pod.created for pod in pods if pod.begun and not pod.finished), default="")
+    return [pod for pod in pods if not pod.finished or (not pod.begun and newest < pod.created)]
+
+
+def _running(pods: Iterable[Pod]) -> tuple[str, ...]:
+    unready = [pod for pod in pods if not (pod.ready or pod.deleting or pod.finished)]
+    return tuple(sorted(pod.name for pod in unready)) if all(pod.runs for pod in unready) else ()
 
 
 def _pods_refused(child: Child | None, observed: Observed) -> str:
@@ -221,6 +264,11 @@ def _moving_text(moving: Reason, facts: RoleFacts) -> str:
         return f"{workload.replicas} exist"
     if facts.ending and facts.role != ROUTER:
         return f"{', '.join(facts.ending[:SHOWN_PODS])} must end before another starts"
+    if moving is Reason.NOT_READY:
+        more = len(facts.running) - SHOWN_PODS
+        who = ", ".join(facts.running[:SHOWN_PODS]) + (f" and {more} more" if more > 0 else "")
+        verb = "runs but is" if len(facts.running) == 1 else "run but are"
+        return f"{who} {verb} not ready{SEES_NO_PAIR if facts.role == ROUTER else ENGINE_UNWELL}"
     return "starting"
 
 

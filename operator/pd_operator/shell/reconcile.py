@@ -191,7 +191,7 @@ class Reconciler:
         time = self._now()
         status = compute_status(wish, seen, refusals, time)
         old = previous_status(seen.raw)
-        if seen.raw.get("status") != status.document():
+        if not status.stands_in(seen.raw.get("status")):
             await self._write_status(seen, old, status)
         if not all(hindered.values()) or ends_soon(seen, time):
             return Result.BEGINNING

@@ -54,6 +54,29 @@ async def test_nothing_is_written_when_nothing_changed(bench: Bench) -> None:
     assert bench.cluster.writes == []
 
 
+async def test_somebody_elses_condition_stays_and_costs_no_write(bench: Bench) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    theirs = {
+        "type": "example.com/Checked",
+        "status": "True",
+        "reason": "Yes",
+        "lastTransitionTime": "2026-11-30T10:00:00Z",
+    }
+    status = bench.cluster.objects[QWEN]["status"]
+    bench.cluster.set_status(QWEN, {**status, "conditions": [*status["conditions"], theirs]})
+    bench.cluster.writes.clear()
+    await bench.settle(operator)
+    await operator.resync_once()
+    await bench.settle(operator)
+    assert bench.cluster.writes == []
+    bench.serve_all()
+    await bench.settle(operator)
+    assert bench.condition("example.com/Checked") == theirs
+    assert [write for write in bench.cluster.writes if write[0] == "status"] == [("status", QWEN)]
+
+
 async def test_a_deleted_child_comes_back(bench: Bench) -> None:
     bench.create()
     operator = await bench.operator()

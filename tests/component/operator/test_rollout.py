@@ -155,6 +155,30 @@ async def test_a_users_canary_is_kept_and_the_other_role_follows_it(bench: Bench
     assert [partition(bench, role) for role in ROLES] == [0, 0]
 
 
+@pytest.mark.parametrize("role", ROLES)
+async def test_a_partition_that_was_set_by_hand_is_taken_back_with_one_write(bench: Bench, role: str) -> None:
+    operator = await two_and_two(bench)
+    bench.cluster.edit(SETS[role], ("spec", "updateStrategy", "rollingUpdate", "partition"), 1)
+    await bench.settle(operator)
+    strategy = bench.cluster.objects[SETS[role]]["spec"]["updateStrategy"]
+    assert strategy["rollingUpdate"]["partition"] == 0, "owned and written out, or a later edit waits for ever"
+    assert set_writes(bench) == [role]
+    await bench.assert_another_look_writes_nothing(operator)
+
+
+async def test_a_partition_that_was_taken_away_by_hand_in_mid_rollout_comes_back(bench: Bench) -> None:
+    operator = await two_and_two(bench)
+    bench.change(NEW)
+    await bench.settle(operator)
+    held = [partition(bench, role) for role in ROLES]
+    assert held == [1, 1]
+    bench.cluster.writes.clear()
+    bench.cluster.edit(SETS["decode"], ("spec", "updateStrategy", "rollingUpdate", "partition"), 2)
+    await bench.settle(operator)
+    assert [partition(bench, role) for role in ROLES] == held
+    assert set_writes(bench) == ["decode"]
+
+
 async def test_nothing_is_held_for_pods_that_a_user_deletes_by_hand(bench: Bench) -> None:
     operator = await two_and_two(bench)
     bench.change(NEW, *((f"spec.{role}.updateStrategy.type", "OnDelete") for role in ROLES))

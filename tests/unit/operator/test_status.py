@@ -375,6 +375,109 @@ def test_a_router_rollout_past_its_deadline() -> None:
     assert word(status, ConditionType.PROGRESSING) == ("False", "RolloutStuck")
 
 
+@pytest.mark.parametrize(
+    ("numbers", "reason"),
+    [
+        (replace(DONE, paused=True, updated=0), "RolloutStuck"),
+        (DONE, "Complete"),
+        (replace(DONE, paused=True), "Complete"),
+        (replace(DONE, paused=True, updated=0, current=False), "RollingOut"),
+    ],
+    ids=["paused", "not paused", "nothing to roll out", "its controller has not seen it"],
+)
+def test_a_router_rollout_that_somebody_has_paused_is_named_with_the_way_out(numbers: Workload, reason: str) -> None:
+    status = compute_status(wish(), seen(router=numbers), (), NOW)
+    assert word(status, ConditionType.PROGRESSING)[1] == reason
+    assert word(status, ConditionType.READY)[0] == "True"
+    named = "kubectl rollout resume deployment qwen-router" in message(status, ConditionType.PROGRESSING)
+    assert named is (reason == "RolloutStuck")
+
+
+# --- pods that are over, and pods that run without being ready --------------------------------------
+
+EVICTED = Trouble(Reason.POD_FAILED, "Evicted: The node was low on resource: memory")
+TURNED_AWAY = Trouble(Reason.POD_FAILED, "UnexpectedAdmissionError: no healthy devices")
+
+
+def over(role: str, trouble: Trouble, **changes: Any) -> Pod:
+    """A pod in a final phase, made at ten."""
+    return pod(role, name="over", trouble=trouble, finished=True, created="2026-11-30T10:00:00Z", **changes)
+
+
+def started(role: str, name: str, hour: int = 9, **changes: Any) -> Pod:
+    """A pod whose container runs."""
+    return pod(role, name=name, created=f"2026-11-30T{hour:02}:00:00Z", begun=True, runs=True, **changes)
+
+
+@pytest.mark.parametrize(
+    "one", [over("router", EVICTED, begun=True), over("router", TURNED_AWAY)], ids=["evicted", "refused by its node"]
+)
+@pytest.mark.parametrize(
+    ("numbers", "reason"),
+    [
+        (DONE, "Complete"),
+        (replace(DONE, wanted=2, replicas=2, ready=1, updated=2), "Starting"),
+        (replace(DONE, wanted=2, replicas=2, ready=2, updated=1), "RollingOut"),
+    ],
+    ids=["settled", "scaled up", "rolled out"],
+)
+def test_a_router_pod_that_is_over_and_has_a_successor_does_not_count(one: Pod, numbers: Workload, reason: str) -> None:
+    routers = (
+        one,
+        started("router", "next", 11),
+        pod("router", name="new", ready=False, created="2026-11-30T12:00:00Z"),
+    )
+    observed = seen(router=numbers, pods=routers)
+    status = compute_status(wish(("spec.router.replicas", numbers.wanted)), observed, (), NOW)
+    assert word(status, ConditionType.PROGRESSING)[1] == reason
+    for kind in (ConditionType.PROGRESSING, ConditionType.ROUTER_READY, ConditionType.READY):
+        assert "PodFailed" not in message(status, kind)
+
+
+def test_a_router_pod_that_ended_is_replaced_at_once_and_one_that_its_node_refused_speaks() -> None:
+    waits = pod("router", name="new", ready=False, created="2026-11-30T12:00:00Z")
+    numbers = replace(DONE, wanted=2, replicas=2, ready=1, updated=2)
+    for one, reason in ((over("router", EVICTED, begun=True), "Starting"), (over("router", TURNED_AWAY), "PodFailed")):
+        observed = seen(router=numbers, pods=(one, started("router", "older"), waits))
+        status = compute_status(wish(("spec.router.replicas", 2)), observed, (), NOW)
+        assert word(status, ConditionType.PROGRESSING)[1] == reason
+
+
+def test_an_engine_that_failed_counts_until_its_statefulset_has_deleted_it() -> None:
+    observed = seen(decode=STARTING, pods=(over("decode", EVICTED, begun=True),))
+    assert word(compute_status(wish(), observed, (), NOW), ConditionType.DECODE_READY) == ("False", "PodFailed")
+
+
+def test_a_router_that_runs_and_sees_no_pair_is_not_called_starting() -> None:
+    observed = seen(router=STARTING, pods=(started("router", "qwen-router-a", ready=False),))
+    status = compute_status(wish(), observed, (), NOW)
+    assert word(status, ConditionType.ROUTER_READY) == ("False", "NotReady")
+    assert word(status, ConditionType.PROGRESSING) == ("True", "NotReady")
+    for kind in (ConditionType.ROUTER_READY, ConditionType.READY):
+        text = message(status, kind)
+        assert "0 of 1 ready; qwen-router-a runs but is not ready: a router is ready while it sees a ready" in text
+        assert "starting" not in text
+
+
+def test_while_a_pod_has_yet_to_start_the_role_is_starting() -> None:
+    numbers = replace(DONE, wanted=2, replicas=2, ready=0, updated=2)
+    runs, starts = started("decode", "a", ready=False), pod("decode", name="b", ready=False)
+    two = wish(("spec.decode.replicas", 2))
+    for pods, reason in (((runs, starts), "Starting"), ((runs,), "NotReady"), ((), "Starting")):
+        status = compute_status(two, seen(decode=numbers, pods=pods), (), NOW)
+        assert word(status, ConditionType.DECODE_READY) == ("False", reason)
+    assert "a runs but is not ready: the readiness probe fails" in message(
+        compute_status(two, seen(decode=numbers, pods=(runs,)), (), NOW), ConditionType.DECODE_READY
+    )
+
+
+def test_engines_that_load_are_what_the_deployment_waits_for_not_routers_that_wait_for_them() -> None:
+    observed = seen(STARTING, STARTING, STARTING, pods=(started("router", "r", ready=False),))
+    status = compute_status(wish(), observed, (), NOW)
+    for kind in (ConditionType.READY, ConditionType.PROGRESSING):
+        assert word(status, kind)[1] == "Starting"
+
+
 ENDS = "2026-11-30T09:58:00Z"
 SOON, OVER, LONG_OVER = "2026-11-30T09:58:59Z", "2026-11-30T09:59:00Z", "2026-12-01T10:00:00Z"
 """A second before a minute after the end of the grace period, that minute, and a day later."""
@@ -480,6 +583,20 @@ def times(status: PDDeploymentStatus) -> dict[str, str]:
 def test_a_pass_that_finds_nothing_new_gives_the_very_same_status() -> None:
     first = compute_status(wish(), seen(STARTING), (), NOW)
     assert compute_status(wish(), seen(STARTING, status=first.document()), (), LATER) == first
+
+
+def test_a_live_status_is_compared_in_what_is_ours() -> None:
+    status = compute_status(wish(), seen(), (), NOW)
+    live = status.document()
+    theirs = {"type": "example.com/Checked", "status": "True", "reason": "Yes", "lastTransitionTime": NOW}
+    assert status.stands_in(live)
+    assert status.stands_in({**live, "conditions": [theirs, *reversed(live["conditions"])]})
+    assert not status.stands_in({**live, "conditions": live["conditions"][1:]})
+    edited = [{**live["conditions"][0], "message": "all is well"}, *live["conditions"][1:]]
+    assert not status.stands_in({**live, "conditions": edited})
+    assert not status.stands_in({**live, "url": "http://elsewhere"})
+    assert not status.stands_in({key: value for key, value in live.items() if key != "router"})
+    assert not status.stands_in(None)
 
 
 def test_only_a_changed_verdict_gets_a_new_time() -> None:

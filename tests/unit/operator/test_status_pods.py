@@ -86,6 +86,10 @@ CASES: dict[str, tuple[dict[str, Any], Trouble | None]] = {
         {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no healthy devices"},
         Trouble(Reason.POD_FAILED, "UnexpectedAdmissionError: no healthy devices"),
     ),
+    "evicted, in the kubelet's words": (
+        {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory. "},
+        Trouble(Reason.POD_FAILED, "Evicted: The node was low on resource: memory"),
+    ),
 }  # fmt: skip
 
 
@@ -107,6 +111,29 @@ def test_a_pod_in_deletion_is_neither_ready_nor_in_trouble(metadata: dict[str, A
     status = {"conditions": [{"type": "Ready", "status": "True"}], **container(state=waiting("CrashLoopBackOff"))}
     pod = observe_pod(raw(status, **metadata))
     assert (pod.ready, pod.deleting, pod.trouble) == (False, True, None)
+
+
+RUNNING = {"state": {"running": {}}}
+OVER = {"phase": "Failed", "reason": "Evicted"}
+
+
+@pytest.mark.parametrize(
+    ("status", "begun", "runs", "finished"),
+    [
+        ({"phase": "Pending", **container(state=waiting("ContainerCreating"))}, False, False, False),
+        ({"phase": "Running", **container(**RUNNING, started=False)}, True, False, False),
+        ({"phase": "Running", **container(**RUNNING, started=True)}, True, True, False),
+        ({"phase": "Running"}, False, False, False),
+        ({"phase": "Running", **container(state=waiting("CrashLoopBackOff"), lastState=ended(1))}, True, False, False),
+        ({**OVER, **container(state=ended(137), started=False)}, True, False, True),
+        (OVER, False, False, True),
+        ({"phase": "Succeeded", **container(state=ended(0))}, True, False, True),
+    ],
+    ids=["creating", "starts up", "has started", "unknown", "crashed", "evicted", "refused", "succeeded"],
+)
+def test_how_far_a_pod_has_come(status: dict[str, Any], begun: bool, runs: bool, finished: bool) -> None:
+    pod = observe_pod(raw(status, creationTimestamp="2026-11-30T10:00:00Z"))
+    assert (pod.begun, pod.runs, pod.finished, pod.created) == (begun, runs, finished, "2026-11-30T10:00:00Z")
 
 
 def test_what_an_ending_pod_waits_for() -> None:
