@@ -1,6 +1,6 @@
 """Blocks that decode keeps by leases, on real engines: kept as long as they are spoken for, never at a request's cost.
 
-Without a router: the test prolongs and ends leases itself.
+Without a router, but for the last: the test prolongs and ends leases itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from pd_wire import lease, names
 from support.by_hand import decode, prefill, prompt, turn
-from support.engine_pair import TOLERANCE, Pair, Pairs, racing_deployment
+from support.engine_pair import TOLERANCE, Pair, Pairs, racing_deployment, user
 from support.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
@@ -185,6 +185,31 @@ async def _switches(pair: Pair) -> int:
     before = _count(pair)
     await asyncio.sleep(LOOK_SECONDS)
     return _count(pair) - before
+
+
+async def test_the_router_prolongs_while_a_tool_runs_and_ends_with_the_conversation(pair: Pair) -> None:
+    function = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}
+    await pair.ask(
+        [user(pair.text(300))],
+        conversation="with-a-tool",
+        tools=[{"type": "function", "function": function}],
+        tool_choice={"type": "function", "function": {"name": "look"}},
+    )
+
+    async def prolonged() -> bool:
+        async with pair.session.get(f"{pair.deployment.urls.admin}/metrics") as response:
+            found = re.search(r"^pd_router_leases_renewed_total (\S+)$", await response.text(), re.MULTILINE)
+        return found is not None and float(found[1]) > 0
+
+    await until(prolonged, seconds=60)
+    assert (await metrics(pair))["vllm:pd_leases"] == 1
+    url = f"{pair.deployment.urls.router}/v1/conversations/with-a-tool"
+    async with pair.session.delete(url, headers={"authorization": "Bearer tenant-b"}) as response:
+        assert response.status == 200
+    assert not await is_empty(pair), "another tenant's word"
+    async with pair.session.delete(url, headers={"authorization": "Bearer tenant-a"}) as response:
+        assert (await response.json())["deleted"] is True
+    await until(lambda: is_empty(pair), seconds=5)
 
 
 def _count(pair: Pair) -> int:
