@@ -119,7 +119,7 @@ class RoleFacts:
         """Which pod holds the rollout up, and the way out."""
         workload = self.workload
         for pod in self.stuck_pods:
-            what = _pod_text(pod)
+            what = _pod_text(pod).rstrip(" .")
             if pod.deleting:
                 return f"{what}. The rollout waits for it"
             if workload is not None and pod.revision != workload.update_revision:

@@ -362,6 +362,13 @@ def test_a_broken_pod_of_the_newest_template_holds_up_the_rollout() -> None:
     assert "keep the previous one" in message(status, ConditionType.PROGRESSING)
 
 
+def test_words_that_end_in_a_full_stop_get_no_second_one() -> None:
+    numbers = replace(REVISED, replicas=2, wanted=2, ready=1, updated=1)
+    waits = pod("decode", name="qwen-decode-1", trouble=PENDING, revision="r2")
+    status = compute_status(wish(("spec.decode.replicas", 2)), seen(decode=numbers, pods=(waits,)), (), NOW)
+    assert "amazonaws.com/efa. It runs the newest template" in message(status, ConditionType.PROGRESSING)
+
+
 def test_the_only_pod_of_a_new_template_is_a_crash_loop_not_a_stuck_rollout() -> None:
     numbers = replace(REVISED, updated=1, ready=0)
     status = compute_status(wish(), seen(decode=numbers, pods=(pod("decode", trouble=LOOP, revision="r2"),)), (), NOW)
@@ -588,7 +595,7 @@ def test_a_pass_that_finds_nothing_new_gives_the_very_same_status() -> None:
 def test_a_live_status_is_compared_in_what_is_ours() -> None:
     status = compute_status(wish(), seen(), (), NOW)
     live = status.document()
-    theirs = {"type": "example.com/Checked", "status": "True", "reason": "Yes", "lastTransitionTime": NOW}
+    theirs = {"type": "ExampleChecked", "status": "True", "reason": "Yes", "lastTransitionTime": NOW}
     assert status.stands_in(live)
     assert status.stands_in({**live, "conditions": [theirs, *reversed(live["conditions"])]})
     assert not status.stands_in({**live, "conditions": live["conditions"][1:]})
