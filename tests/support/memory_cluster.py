@@ -36,6 +36,8 @@ class MemoryCluster:
         self.listeners: list[Listener] = []
         self.policy: Callable[[Mapping[str, Any]], None] | None = None
         """Admission: raises what an apply of that manifest, or a rehearsal of it, is answered with."""
+        self.time = "2026-11-30T10:00:00Z"
+        """When objects are made from now on."""
         self._version = itertools.count(100)
         self._uid = itertools.count(1)
 
@@ -48,6 +50,7 @@ class MemoryCluster:
         old = self.objects.get(ref)
         metadata = new["metadata"]
         metadata["uid"] = old["metadata"]["uid"] if old else f"uid-{next(self._uid)}"
+        metadata["creationTimestamp"] = old["metadata"]["creationTimestamp"] if old else self.time
         changed = old is None or old.get("spec") != new.get("spec")
         metadata["generation"] = (old["metadata"]["generation"] if old else 0) + int(changed)
         if old is not None:
@@ -135,6 +138,7 @@ class MemoryCluster:
         new = _merged(old or {}, manifest)
         metadata = new["metadata"]
         metadata.setdefault("uid", f"uid-{next(self._uid)}")
+        metadata.setdefault("creationTimestamp", self.time)
         entry = {"manager": MANAGER, "operation": "Apply", "fieldsV1": _record(_owned_part(manifest))}
         others = [one for one in metadata.get("managedFields", []) if one["manager"] != MANAGER]
         metadata["managedFields"] = [entry, *others]
@@ -351,7 +355,7 @@ def _without_generation(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _comparable(raw: Mapping[str, Any]) -> Any:
-    left_out = ("uid", "resourceVersion", "generation", "managedFields", "ownerReferences")
+    left_out = ("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "ownerReferences")
     metadata = {key: value for key, value in raw["metadata"].items() if key not in left_out}
     metadata["owners"] = [owner["name"] for owner in raw["metadata"].get("ownerReferences", [])]
     value = {**raw, "metadata": metadata}

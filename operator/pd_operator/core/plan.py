@@ -18,7 +18,8 @@ name.
 When a child is replaced
 ------------------------
 When a field that can't change in place differs. It is deleted without its pods, and applied anew once it is gone: the
-successor adopts them by the same selector. With another selector nothing is done and a condition says so.
+successor adopts them by the same selector (how many, see `plan_adoption`). With another selector nothing is done and a
+condition says so.
 
 When a child is taken back
 --------------------------
@@ -26,8 +27,8 @@ When its owner reference was removed: it has no controller, our labels, and fiel
 
 What is never done
 ------------------
-Taking over an object that somebody else made, writing what would use it (`plan_needs`), and changing anything when the
-spec is bad: there is no plan then.
+Taking over an object that somebody else made, writing what would use it (`plan_needs`), giving new pods an account that
+is going (`plan_accounts`), and changing anything when the spec is bad: there is no plan then.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from typing import Any, Final
 
 from pd_operator.core.observed import HASH_ANNOTATION, IMMUTABLE, Child, Observed, immutable_fields
 from pd_operator.core.observed_kinds import Ref, kind_named
+from pd_operator.core.plan_accounts import account_of, for_its_account
+from pd_operator.core.plan_adoption import with_living_replicas
 from pd_operator.core.plan_needs import needs
 from pd_operator.core.plan_ownership import lost_fields, owns
 from pd_operator.core.reasons import Reason
@@ -119,17 +122,29 @@ def plan(
         not_kept: by child uid, the fields that this server does not keep although they were applied
             (see `lost_fields`); without it such a child would be applied in every pass.
     """
-    stamped = [stamp(manifest) for manifest in manifests]
+    stamped = [stamp(for_its_account(manifest, ref_of(manifest), observed)) for manifest in manifests]
     actions: list[Action] = []
     refusals: list[Refusal] = []
     foreign: set[Ref] = set()
+    going: set[Ref] = set()
+    coming: set[Ref] = set()
     for manifest in stamped:
         action, refusal = _step(manifest, observed, not_kept or {})
         used = sorted(needs(manifest) & foreign)
         if used and refusal is None:
             action, refusal = None, _uses_foreign(manifest, used)
+        account = account_of(manifest)
+        if refusal is None and account in going:
+            action, refusal = None, _waits_for(manifest, account, Reason.WAITING_FOR_CLEANUP)
+        elif refusal is None and account in coming and ref_of(manifest) in observed.children:
+            # The next pass knows the new account and rolls the pods of the earlier one.
+            action, refusal = None, _waits_for(manifest, account, Reason.CREATING)
         if refusal is not None and refusal.reason is Reason.FOREIGN_OBJECT:
             foreign.add(refusal.ref)
+        if refusal is not None and refusal.reason is Reason.WAITING_FOR_CLEANUP:
+            going.add(refusal.ref)
+        if action is not None and action.why is Why.ABSENT:
+            coming.add(action.ref)
         actions += [action] if action else []
         refusals += [refusal] if refusal else []
     wanted = {ref_of(manifest) for manifest in stamped}
@@ -170,7 +185,7 @@ def _step(
     ref = ref_of(manifest)
     child = observed.children.get(ref)
     if child is None:
-        return Apply(ref, manifest, Why.ABSENT, None), None
+        return Apply(ref, dict(with_living_replicas(manifest, ref, observed)), Why.ABSENT, None), None
     blocked = _blocked(manifest, child, observed)
     if blocked is not None:
         return None, blocked
@@ -180,7 +195,7 @@ def _step(
             return _replace(manifest, child, changed)
         return Apply(ref, manifest, Why.CHANGED, child.uid, _hand_over(manifest, child)), None
     if child.repaired or lost_fields(manifest, child.owned_fields) - not_kept.get(child.uid, frozenset()):
-        return Apply(ref, manifest, Why.EDITED, child.uid), None
+        return Apply(ref, manifest, Why.EDITED, child.uid, _hand_over(manifest, child)), None
     return None, None
 
 
@@ -234,6 +249,12 @@ def _uses_foreign(manifest: Manifest, used: Sequence[Ref]) -> Refusal:
     ref = ref_of(manifest)
     message = f"{ref} is not written, since it would use {', '.join(map(str, used))}"
     return Refusal(ref, role_of(manifest), Reason.FOREIGN_OBJECT, message)
+
+
+def _waits_for(manifest: Manifest, account: Ref | None, reason: Reason) -> Refusal:
+    """Pods with a token of an account that goes would soon be refused by the API server."""
+    ref = ref_of(manifest)
+    return Refusal(ref, role_of(manifest), reason, f"{ref} is not written until {account} is made anew")
 
 
 def changed_immutable_fields(manifest: Mapping[str, Any], child: Child) -> tuple[str, ...]:

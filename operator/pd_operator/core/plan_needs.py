@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pd_operator.core.observed_kinds import Ref
+from pd_operator.core.plan_accounts import account_of
 
 
 def needs(manifest: Mapping[str, Any]) -> frozenset[Ref]:
@@ -25,6 +26,6 @@ def _needs(manifest: Mapping[str, Any]) -> Iterator[Ref]:
         role = manifest.get("roleRef") or {}
         if role:
             yield Ref(role["kind"], namespace, role["name"])
-    account = ((manifest.get("spec") or {}).get("template") or {}).get("spec", {}).get("serviceAccountName")
-    if account:
-        yield Ref("ServiceAccount", namespace, account)
+    account = account_of(manifest)
+    if account is not None:
+        yield account
