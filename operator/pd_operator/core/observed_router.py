@@ -1,4 +1,4 @@
-"""A router's `/status` answer → what it means for KV reuse.
+"""A router's `/status` answer → what it means for KV reuse, and whether the router sees which engines there are.
 
 The answer holds counters that move with every turn; what is kept of it changes only when its meaning does. Whether
 tokens flow *now* can't be read from one answer, so a track remembers the count of attached turns at the last progress.
@@ -7,14 +7,18 @@ tokens flow *now* can't be read from one answer, so a track remembers the count 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from pd_operator.core.observed_pods import one_line
 from pd_wire import names
 
 STARVED_AFTER: Final = 10
 """Turns with a handle in a row without one pulled token that make a verdict; a few may be short tails or restarts."""
+
+TROUBLE_LIMIT: Final = 200
+"""Most characters of a router's trouble that are kept."""
 
 
 class Flow(StrEnum):
@@ -36,6 +40,7 @@ class RouterAnswer:
         pairs: some generation has a ready prefill and a ready decode engine.
         retentions: what its ready decode engines do with finished turns' blocks, as far as they have said.
         fallbacks: why some of them retain Pinned although they were told otherwise.
+        trouble: why it can't list pods, in its own words; empty when it can, or could a moment ago.
     """
 
     reuse: bool
@@ -43,16 +48,21 @@ class RouterAnswer:
     flow: Flow = Flow.NO_TURNS
     retentions: frozenset[str] = frozenset()
     fallbacks: frozenset[str] = frozenset()
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterTrack:
-    """One router process over time: its start time, and its counters when it last reported more pulled tokens."""
+    """One router process over time: its start time, and its counters when it last reported more pulled tokens.
+
+    `troubled`: it could not list pods when it was asked last. Once may be an API server that restarts.
+    """
 
     started: float
     attached: int
     pulled_tokens: int
     gone_tokens: int = 0
+    troubled: bool = False
 
 
 def read_router(body: Any, track: RouterTrack | None) -> tuple[RouterAnswer, RouterTrack]:
@@ -69,6 +79,9 @@ def read_router(body: Any, track: RouterTrack | None) -> tuple[RouterAnswer, Rou
         gone = int(funnel.get("gone_tokens", 0))
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a router's status: {error}") from None
+    trouble = _trouble(body)
+    known = track is not None and track.started == started
+    lasting = trouble if not known or (track is not None and track.troubled) else ""
     if track is None or track.started != started:
         # Of a process that was busy before we looked, one pulled token speaks for all earlier turns.
         track = RouterTrack(started, attached if pulled else 0, pulled, gone)
@@ -85,8 +98,15 @@ def read_router(body: Any, track: RouterTrack | None) -> tuple[RouterAnswer, Rou
         flow,
         _said(engines, "retention"),
         _said(engines, "fallback"),
+        lasting,
     )
-    return answer, track
+    return answer, replace(track, troubled=bool(trouble))
+
+
+def _trouble(body: Mapping[str, Any]) -> str:
+    """A router with a fixed list of engines discovers none."""
+    discovery = body.get("discovery")
+    return one_line(discovery.get("trouble"), TROUBLE_LIMIT) if isinstance(discovery, Mapping) else ""
 
 
 def _said(engines: Any, key: str) -> frozenset[str]:

@@ -21,6 +21,7 @@ from pd_operator.core.plan import Refusal, role_of
 from pd_operator.core.problems import Problem
 from pd_operator.core.reasons import ConditionType, Reason
 from pd_operator.core.rollout import held_texts, paired
+from pd_operator.core.status_discovery import blind_routers, with_blindness
 from pd_operator.core.status_model import Condition, ConditionStatus, EngineVersions, PDDeploymentStatus, RoleStatus
 from pd_operator.core.status_reuse import NO_PAIR, reuse_verdicts
 from pd_operator.core.status_roles import ROLES, SERVICE, RoleFacts, judge_role, role_facts, shortfall
@@ -60,6 +61,8 @@ def compute_status(
         held = held_texts(wish.generation, wish.manifests, observed)
         facts = {role: replace(one, held=held.get(role, "")) for role, one in facts.items()}
     verdicts = _verdicts(wish, facts, observed)
+    moves = facts[ROUTER].moving is not None
+    verdicts = with_blindness(verdicts, blind_routers(observed, previous), router_moves=moves)
     conditions = tuple(
         _condition(kind, verdicts[kind], previous.condition(kind), observed.generation, now) for kind in ConditionType
     )

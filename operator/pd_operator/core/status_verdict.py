@@ -22,6 +22,7 @@ _BLOCKING: Final = (
     Reason.POD_FAILED,
     Reason.TERMINATION_STUCK,
     Reason.UNSCHEDULABLE,
+    Reason.ROUTER_BLIND,
     Reason.NOTHING_PULLED,
     Reason.BLOCKS_REUSED,
 )

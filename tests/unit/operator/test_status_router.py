@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pd_operator.core.observed_router import STARVED_AFTER, Flow, RouterTrack, read_router
+from pd_operator.core.observed_router import STARVED_AFTER, TROUBLE_LIMIT, Flow, RouterTrack, read_router
 from pd_operator.core.status_events import EVENT_LIMIT, happenings
 from pd_operator.core.status_model import Condition, ConditionStatus, PDDeploymentStatus
 
@@ -76,6 +76,48 @@ def test_a_restarted_router_begins_anew() -> None:
     answer, track = read_router(body(2, 0, started=2.0), track)
     assert answer.flow is Flow.NO_TURNS
     assert track == RouterTrack(2.0, 0, 0)
+
+
+REFUSED = "refused: 401 Unauthorized"
+
+
+def troubles(*said: Any) -> list[str]:
+    """What each of a series of answers gives as trouble; between some of them the router restarts."""
+    track: RouterTrack | None = None
+    found, started = [], 1.0
+    for one in said:
+        if one == "restart":
+            started += 1
+            continue
+        answer, track = read_router(body(discovery={"listed": True, "trouble": one}, started=started), track)
+        found.append(answer.trouble)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ([None, None], ["", ""]),
+        ([None, REFUSED, None], ["", "", ""]),
+        ([None, REFUSED, REFUSED, None, REFUSED], ["", "", REFUSED, "", ""]),
+        ([REFUSED], [REFUSED]),
+        ([None, "restart", REFUSED], ["", REFUSED]),
+    ],
+    ids=["sees", "for a moment", "twice in a row", "as the operator starts", "as the router starts"],
+)
+def test_trouble_counts_when_it_lasts(said: list[Any], expected: list[str]) -> None:
+    assert troubles(*said) == expected
+
+
+@pytest.mark.parametrize("discovery", [None, {}, "?", {"trouble": None}])
+def test_a_router_with_a_fixed_list_has_no_trouble(discovery: Any) -> None:
+    assert read_router(body(discovery=discovery), None)[0].trouble == ""
+
+
+def test_a_long_trouble_is_cut() -> None:
+    (trouble,) = troubles("x" * 5000 + "\nend")
+    assert len(trouble) == TROUBLE_LIMIT
+    assert trouble.endswith("x end")
 
 
 @pytest.mark.parametrize(
