@@ -7,7 +7,8 @@ The value of a lease is what the router says about its conversation. Least valua
 that nobody has ever prolonged, those prolonged longest ago. Where the cap is reached, a new lease takes the place of
 ones that nobody prolonged: of two conversations that nobody has spoken up for, the later one is likelier to come back,
 and otherwise a burst of single turns would shut everybody out for as long as a lease takes. A prolonged lease gives way
-to no new one.
+to no new one. Where that leaves too little room, a new lease holds as many of its leading blocks as there is room for:
+a conversation that goes on at the cap keeps what it had. It inherits the good word for the turn that it continues.
 
 Only the scheduler's thread grants and removes. The side channel's thread may find a lease and set its end.
 """
@@ -34,6 +35,14 @@ class Held:
         return self.ends <= now
 
 
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A new lease, and those that gave way to it: they are out of the table."""
+
+    held: Held
+    gave_way: list[Held]
+
+
 class Leases:
     """All leases of one engine, or data-parallel rank."""
 
@@ -54,23 +63,27 @@ class Leases:
         """Blocks that are held, each counted once."""
         return len(self._uses)
 
-    def grant(self, token: str, blocks: Sequence[int], now: float, seconds: float) -> list[Held] | None:
-        """Keep a turn's blocks for ``seconds``.
+    def grant(self, token: str, blocks: Sequence[int], now: float, seconds: float) -> Grant | None:
+        """Keep a turn's blocks, or as many of the leading ones as there is room for, for ``seconds``.
 
         Returns:
-            The leases that gave way, removed from the table, or ``None`` when there is no room for a new one; then
-            nothing has changed.
+            The new lease, or ``None`` when there is no room for one; then nothing has changed.
         """
-        held = Held(token, tuple(blocks), now + seconds, now)
-        gave_way = self._room_for(held, now)
+        gave_way = self._room_for(frozenset(blocks), now)
         if gave_way is None:
-            return None
+            blocks, gave_way = self._part(blocks), []
+            if not blocks:
+                return None
+        wanted = frozenset(blocks)
+        continued = [other for other in self._held.values() if other.prolonged and not other.over(now)]
+        spoken_for = any(wanted.issuperset(other.blocks) for other in continued)
+        held = Held(token, tuple(blocks), now + seconds, now, spoken_for)
         for other in gave_way:
             self.remove(other)
         self._held[token] = held
         for block in held.blocks:
             self._uses[block] = self._uses.get(block, 0) + 1
-        return gave_way
+        return Grant(held, gave_way)
 
     def set_end(self, token: str, now: float, seconds: int) -> int:
         """Let a lease end ``seconds`` from now; 0 ends it. Any thread.
@@ -119,9 +132,20 @@ class Leases:
             else:
                 del self._uses[block]
 
-    def _room_for(self, new: Held, now: float) -> list[Held] | None:
+    def _part(self, blocks: Sequence[int]) -> tuple[int, ...]:
+        """The leading blocks that are held already or fit under the cap."""
+        room = self.cap - len(self._uses)
+        part: list[int] = []
+        for block in blocks:
+            if block not in self._uses:
+                if room <= 0:
+                    break
+                room -= 1
+            part.append(block)
+        return tuple(part)
+
+    def _room_for(self, wanted: frozenset[int], now: float) -> list[Held] | None:
         """Which leases have to give way, or ``None`` when not enough of them may."""
-        wanted = set(new.blocks)
         total = len(self._uses) + sum(block not in self._uses for block in wanted)
         if total <= self.cap:
             return []

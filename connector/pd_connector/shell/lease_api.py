@@ -132,12 +132,13 @@ async def _body(scope: Message, receive: Receive) -> bytes:
 
 
 async def _ask(context: zmq.asyncio.Context, port: int, message: bytes, items: int) -> list[int]:
-    with context.socket(zmq.REQ) as socket:
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.IPV6, 1)
-        socket.connect(make_zmq_path("tcp", envs.VLLM_NIXL_SIDE_CHANNEL_HOST, port))
-        try:
+    try:
+        with context.socket(zmq.REQ) as socket:
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.IPV6, 1)
+            socket.connect(make_zmq_path("tcp", envs.VLLM_NIXL_SIDE_CHANNEL_HOST, port))
             await socket.send(message)
             return lease_message.decode_answer(await asyncio.wait_for(socket.recv(), LIMIT_SECONDS), items)
-        except (TimeoutError, Unreadable) as error:
-            raise Refused("the engine did not answer", status=503) from error
+    # Of zmq's own there is one that callers bring about: more sockets than a context may have.
+    except (TimeoutError, Unreadable, zmq.ZMQError) as error:
+        raise Refused("the engine did not answer", status=503) from error

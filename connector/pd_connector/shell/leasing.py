@@ -111,15 +111,17 @@ class LeasedRetention(UnpinnedRetention):
             self._give_back(self._touch(block_ids))
             return Kept(names.MODE_LEASED, self._stamps.now)
         token = secrets.token_hex(TOKEN_DIGITS // 2)
-        gave_way = self._leases.grant(token, block_ids, self._clock(), self._seconds)
-        if gave_way is None:
+        grant = self._leases.grant(token, block_ids, self._clock(), self._seconds)
+        if grant is None:
             self._totals["leases_refused"] += 1
             return Kept(names.MODE_LEASED, super().keep_readable(block_ids).moment)
         # Before the others end, since they may share blocks with this one.
-        self._touch(block_ids)
+        self._touch(grant.held.blocks)
+        if len(grant.held.blocks) < len(block_ids):
+            super().keep_readable(block_ids[len(grant.held.blocks) :])
         self._totals["leases_granted"] += 1
-        self._totals["leases_displaced"] += len(gave_way)
-        for held in gave_way:
+        self._totals["leases_displaced"] += len(grant.gave_way)
+        for held in grant.gave_way:
             self._give_back(self._blocks(held))
         return Kept(names.MODE_LEASED, self._stamps.now, Lease(token, self._seconds))
 

@@ -71,8 +71,8 @@ class _Kept:
         return max(1, min(self.seconds, math.ceil(self.until - now)))
 
     def due(self, last: float, beat: float) -> float:
-        """When it should be prolonged: the first time at its engine's next beat, then at one in the middle third, or at
-        the end of that."""
+        """When it should be prolonged: the first time at once, while a turn runs at its engine's next beat; then at one
+        in the middle third, or at the end of that."""
         third = self.seconds / 3
         due = min(last + beat, self.ends - third)
         if self.spoken_for:
@@ -81,7 +81,9 @@ class _Kept:
             return due
         if self.exact and self.ends > self.until + _SLACK:
             return -math.inf  # it is to end sooner
-        return due if due < self.until and not (self.exact and self.ends >= self.until) else math.inf
+        if due >= self.until or (self.exact and self.ends >= self.until):
+            return math.inf
+        return due if self.spoken_for else -math.inf
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import httptools
 
+from pd_router.core import wishes
 from pd_router.core.errors import INVALID_REQUEST, ApiError, too_large
 from pd_wire.names import GATEWAY_SECRET_HEADER, TENANT_HEADER
 
@@ -52,7 +53,16 @@ _MISSPELT = frozenset({"content_length", "transfer_encoding"})
 """Read as the real ones by some servers and gateways, and not by others."""
 _VERSIONS = frozenset({"1.0", "1.1"})
 _ONCE = frozenset(
-    {"authorization", "content-length", "content-type", "x-api-key", TENANT_HEADER, GATEWAY_SECRET_HEADER}
+    {
+        "authorization",
+        "content-length",
+        "content-type",
+        "x-api-key",
+        TENANT_HEADER,
+        GATEWAY_SECRET_HEADER,
+        wishes.END.lower(),
+        wishes.HOLD.lower(),
+    }
 )
 """Headers that may come once only: who reads the first of two and who reads the last would not see the same request."""
 

@@ -45,11 +45,18 @@ class Model(RuleBasedStateMachine):
         self.count += 1
         token = f"{self.count:032x}"
         may_give_way = {name for name, one in self.known.items() if one.over(self.now) or not one.prolonged}
-        gave_way = self.table.grant(token, blocks, self.now, seconds)
-        if gave_way is None:
+        before = frozenset[int]().union(*(one.blocks for one in self.known.values()))
+        grant = self.table.grant(token, blocks, self.now, seconds)
+        if grant is None or len(grant.held.blocks) < len(blocks):
             left = [one.blocks for name, one in self.known.items() if name not in may_give_way]
             assert len(frozenset(blocks).union(*left)) > CAP
+            assert grant is None or not grant.gave_way
+            part = grant.held.blocks if grant is not None else ()
+            assert part == tuple(blocks[: len(part)])
+            assert len(before.union(blocks[: len(part) + 1])) > CAP, "the next one would not have fitted"
+        if grant is None:
             return
+        gave_way = grant.gave_way
         for held in gave_way:
             assert held.token in may_give_way
         if gave_way:
@@ -57,9 +64,12 @@ class Model(RuleBasedStateMachine):
             spared = gave_way[-1].token
             kept = [one.blocks for name, one in self.known.items() if name not in _tokens(gave_way) - {spared}]
             assert len(frozenset(blocks).union(*kept)) > CAP
+        part = frozenset(grant.held.blocks)
+        continued = any(one.prolonged and not one.over(self.now) and one.blocks <= part for one in self.known.values())
+        assert grant.held.prolonged is continued
         for name in _tokens(gave_way):
             del self.known[name]
-        self.known[token] = Known(frozenset(blocks), self.now + seconds, self.now)
+        self.known[token] = Known(part, self.now + seconds, self.now, continued)
 
     @precondition(lambda self: self.known)
     @rule(data=st.data(), seconds=st.integers(0, 60))
@@ -117,8 +127,8 @@ TestModel = Model.TestCase
 
 
 def granted(table: Leases, token: str, blocks: list[int], now: float, seconds: float = 60) -> list[str] | None:
-    gave_way = table.grant(token, blocks, now, seconds)
-    return None if gave_way is None else [held.token for held in gave_way]
+    grant = table.grant(token, blocks, now, seconds)
+    return None if grant is None else [held.token for held in grant.gave_way]
 
 
 def test_turns_of_a_conversation_count_their_common_blocks_once() -> None:
@@ -172,6 +182,20 @@ def test_the_least_valuable_goes_first() -> None:
     table.set_end("a", 30, 100)
     table.set_end("d", 40, 0)
     assert [held.token for held in table.by_value(41)] == ["d", "b", "e", "c", "a"]
+
+
+def test_a_conversation_that_goes_on_at_the_cap_keeps_what_it_had_and_its_good_word() -> None:
+    table = Leases(10)
+    for token, first in (("a", 0), ("b", 5)):
+        granted(table, token, list(range(first, first + 5)), 0)
+        table.set_end(token, 1, 600)
+    grant = table.grant("a, next turn", [0, 1, 2, 3, 4, 10], 2, 60)
+    assert grant is not None
+    assert (grant.held.blocks, grant.held.prolonged, grant.gave_way) == ((0, 1, 2, 3, 4), True, [])
+    table.set_end("a", 3, 0)
+    table.remove(table.over(3)[0])
+    assert table.blocks == 10
+    assert granted(table, "single", [20], 4) is None
 
 
 def test_an_ended_lease_is_not_revived() -> None:

@@ -194,20 +194,25 @@ def case_the_own_prefix_is_found_under_a_lease_and_costs_nobody_elses(lab: Any) 
     assert _leases(scheduler) < 4
 
 
-def case_beyond_the_cap_the_turn_is_as_unpinned(lab: Any) -> None:
+def case_beyond_the_cap_a_turn_is_held_in_part_and_then_not_at_all(lab: Any) -> None:
     if not supported():
         return
     scheduler = _decode(lab)
     kept = _turns(lab, scheduler, CAP // WHOLE)
     for handle in kept:
         assert _set(scheduler, handle, 100) == 100
-    refused = turn(lab, scheduler, range(9000, 9100), name="refused")
+    if CAP % WHOLE:
+        part = turn(lab, scheduler, range(9000, 9100), name="in part")
+        idle(lab, scheduler)
+        assert (intact(scheduler, part), _leased_blocks(scheduler)) == (WHOLE, CAP)
+        assert _set(scheduler, part, 100) == 100
+    refused = turn(lab, scheduler, range(9200, 9300), name="refused")
     assert (refused["pd_mode"], "pd_lease" in refused) == ("Leased", False)
     idle(lab, scheduler)
     assert intact(scheduler, refused) == WHOLE
-    assert (_leases(scheduler), _leased_blocks(scheduler)) == (CAP // WHOLE, CAP // WHOLE * WHOLE)
+    assert _leased_blocks(scheduler) == CAP
     assert _set(scheduler, kept[3], 0) == 0
-    assert "pd_lease" in turn(lab, scheduler, range(9000, 9100), name="later")
+    assert "pd_lease" in turn(lab, scheduler, range(9200, 9300), name="later")
 
 
 def case_ten_times_the_cap_of_single_turns_holds_nobody_up(lab: Any) -> None:
