@@ -12,6 +12,7 @@ import aiohttp
 import openai
 import pytest
 import pytest_asyncio
+from multidict import CIMultiDict
 
 from pd_wire import names
 from support.chat import TEXT, Talk, send
@@ -243,6 +244,20 @@ async def test_a_wish_that_cannot_be_read_is_refused(deploy: Any, header: str, v
     assert turn.status == 400
     assert turn.json["error"]["message"] == f"{header} must be {allowed}"
     assert turn.json["error"]["param"] == header
+    assert deployment.records() == []
+
+
+@pytest.mark.parametrize("header", [HOLD, END])
+async def test_a_wish_that_comes_twice_is_refused(deploy: Any, header: str) -> None:
+    deployment = await deploy(LEASED)
+    twice = CIMultiDict([(header, "true"), (header, "false")])
+    url = f"{deployment.router.url}/v1/chat/completions"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url, json=Talk(deployment).body(TEXT), headers=twice) as response,
+    ):
+        assert response.status == 400
+        assert f"two {header.lower()} headers" in (await response.json())["error"]["message"]
     assert deployment.records() == []
 
 
