@@ -17,6 +17,7 @@ from pdctl.core.cluster.images import STAND_IN_IMAGE
 from pdctl.shell.cluster.cluster import EmbeddedCluster
 from pdctl.shell.cluster.places import ClusterError
 from support.chart_release import Release, TenantLab, refusals, without_definition
+from support.cluster_serving import is_ready
 from support.clusters import eventually, make_namespace
 
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -98,7 +99,8 @@ def test_pods_are_made_and_outlive_upgrade_and_removal(release: Release, lab: Te
     assert second["metadata"]["uid"] != first["metadata"]["uid"]
     assert {one["metadata"]["name"]: started(one) for one in lab.list(PODS)} == pods
     lab.create(*STAND_IN, ("spec.decode.replicas", 2))
-    eventually("the new operator works", lambda: len(lab.pods("decode")) == 2)
+    # The deployment is Ready before all of its engines are.
+    eventually("the new operator works", lambda: sum(map(is_ready, lab.pods("decode"))) == 2)
     until_ready(lab)
 
     # Without the operator everything runs on.

@@ -101,6 +101,11 @@ class Stage:
         """The engines' images by index, such as `ab`."""
         return "".join(image for _, image, _ in self.engines(role))
 
+    def followed(self) -> bool:
+        """Whether the StatefulSets' controller has read what the operator wrote."""
+        sets = [self.lab.get(self.lab.ref("StatefulSet", f"qwen-{role}")) for role in ROLES]
+        return all(one["status"].get("observedGeneration") == one["metadata"]["generation"] for one in sets)
+
     def until_complete(self, **up: str) -> None:
         """Look until the rollout is over."""
 
@@ -244,6 +249,8 @@ def test_an_engine_that_cant_start_any_more_holds_no_rollout_up(lab: Lab, prefil
     stage.until("it is given up", lambda: "deletionTimestamp" in lab.get(broken)["metadata"], decode="b")
     assert (stage.images(P), stage.images(D)) == ("a" * (prefill - 1), "ab"), "decode first, and no other with it"
     lab.settled(stage.operator)
+    # A controller that has not read the newest partition makes the pod from an older one.
+    stage.until("its controller has followed", stage.followed)
     lab.patch(broken, {"metadata": {"finalizers": None}})
 
     def is_new() -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -82,6 +83,7 @@ class PodApi:
         self._kubeconfig = kubeconfig
         self._account = account
         self._client: Any = None
+        self._closed_at = -math.inf
 
     async def connect(self) -> None:
         """Read credentials anew and forget all connections. Raises ApiFailed; connects to nothing yet."""
@@ -122,11 +124,13 @@ class PodApi:
         return paths
 
     async def close(self) -> None:
-        """Drop all connections."""
+        """Drop all connections. Whoever cut an earlier call short waits for the rest of it."""
+        now = asyncio.get_running_loop().time
         if self._client is not None:
-            await self._client.close()
-            self._client = None
-            await asyncio.sleep(CLOSING_SECONDS)
+            client, self._client = self._client, None
+            self._closed_at = now()
+            await client.close()
+        await asyncio.sleep(max(0.0, self._closed_at + CLOSING_SECONDS - now()))
 
     async def pages(self) -> AsyncGenerator[Page, None]:
         """All pods as they are now, page by page. Raises ApiFailed."""

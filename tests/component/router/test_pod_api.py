@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from pd_router.shell.pod_api import ApiFailed, PodApi, Trouble
+from pd_router.shell.pod_api import CLOSING_SECONDS, ApiFailed, PodApi, Trouble
 from support.fake_api_server import FakeApiServer
 from support.pods import make_pod
 from support.waiting import until
@@ -120,3 +120,16 @@ async def test_events_that_come_in_pieces(api: PodApi, server: FakeApiServer) ->
     with pytest.raises(ApiFailed) as failed:
         await anext(events)
     assert failed.value.trouble is Trouble.LOST
+
+
+async def test_whoever_cuts_a_close_short_waits_for_the_rest(api: PodApi) -> None:
+    await api.connect()
+    assert await names(api) == ["d-0"]
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    first = asyncio.create_task(api.close())
+    await asyncio.sleep(CLOSING_SECONDS / 5)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await api.close()
+    assert loop.time() - began >= CLOSING_SECONDS
