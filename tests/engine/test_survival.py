@@ -20,13 +20,14 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session"), pyt
 
 PROMPT_WORDS = 500
 TTL = 45
-"""Seconds that D keeps a turn's blocks; the router's own limit is derived from it."""
+"""Seconds that D would keep a turn's blocks if it pinned them; the router's own limit has to be below it."""
+ROUTER_TTL = 30
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def pair(pairs: Pairs) -> Pair:
     """One pair with a short TTL."""
-    return await pairs.use(tiny_deployment(ttl=TTL), "survival")
+    return await pairs.use(tiny_deployment(ttl=TTL, router_ttl=ROUTER_TTL), "survival")
 
 
 async def one_turn(pair: Pair) -> list[Message]:
@@ -85,7 +86,7 @@ async def test_prefill_restarted(pair: Pair) -> None:
 
 async def test_the_ttl_has_passed(pair: Pair) -> None:
     messages = await one_turn(pair)
-    await asyncio.sleep(tiny_deployment(ttl=TTL).spec.kv_transfer.handle_ttl_seconds + 1)
+    await asyncio.sleep(ROUTER_TTL + 1)
     answer = await pair.ask(messages)
     assert not answer.attached
     assert answer.decision["reason"] in ("expired", "not_found")

@@ -34,7 +34,12 @@ Message = dict[str, Any]
 
 
 def tiny_deployment(
-    connector: str = "Verified", ttl: int = 300, decodes: int = 1, retention: str | None = None, **router_timeouts: int
+    connector: str = "Verified",
+    ttl: int = 300,
+    decodes: int = 1,
+    retention: str | None = None,
+    router_ttl: int | None = None,
+    **router_timeouts: int,
 ) -> PDDeployment:
     """The CPU example with the cached tiny model, and without reuse for requests that name no principal."""
     text = Path(__file__).parents[2].joinpath("examples", "cpu-tiny.yaml").read_text()
@@ -47,6 +52,8 @@ def tiny_deployment(
     spec["kvTransfer"].update(connector=connector, decoderBlocksTTLSeconds=ttl)
     if retention is not None:
         spec["kvTransfer"]["retention"] = retention
+    if router_ttl is not None:
+        spec["kvTransfer"]["routerTTLSeconds"] = router_ttl
     spec["engine"].setdefault("extraArgs", []).extend(["--enable-auto-tool-choice", "--tool-call-parser", "hermes"])
     return parse_deployment(value)
 
