@@ -75,8 +75,9 @@ class Leases:
             if not blocks:
                 return None
         wanted = frozenset(blocks)
-        continued = [other for other in self._held.values() if other.prolonged and not other.over(now)]
-        spoken_for = any(wanted.issuperset(other.blocks) for other in continued)
+        spoken_for = any(
+            other.prolonged and not other.over(now) and wanted.issuperset(other.blocks) for other in self._held.values()
+        )
         held = Held(token, tuple(blocks), now + seconds, now, spoken_for)
         for other in gave_way:
             self.remove(other)

@@ -16,6 +16,8 @@ from pd_wire.lease import MAX_SECONDS
 END: Final = "X-Conversation-End"
 HOLD: Final = "X-Conversation-Hold"
 _END, _HOLD = END.lower(), HOLD.lower()
+HEADERS: Final = frozenset({_END, _HOLD})
+"""In lower case, as `read_wish` takes them."""
 _SECONDS: Final = re.compile(r"[0-9]{1,4}")
 
 

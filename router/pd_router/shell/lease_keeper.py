@@ -21,6 +21,7 @@ from pd_router.core.store import Entry, Fate
 from pd_router.shell.counts import Counter
 from pd_router.shell.exchange import Failure, LegError
 from pd_router.shell.fleet import Member
+from pd_router.shell.legs import begin_head
 from pd_router.shell.metrics import Bound, Metrics
 from pd_router.shell.upstream import EnginePool
 from pd_wire.lease import Lease, parse
@@ -240,17 +241,11 @@ class LeaseKeeper:
     async def _ask(self, member: Member, batch: Batch) -> list[int]:
         """Seconds left of each. Raises LegError and Refused."""
         body = orjson.dumps({"leases": [{"token": token, "seconds": seconds} for token, seconds in batch.items]})
-        lines = [
-            f"POST {LEASES_PATH} HTTP/1.1",
-            f"host: {member.address.authority}",
-            "content-type: application/json",
-            "accept-encoding: identity",
-            f"content-length: {len(body)}",
-        ]
+        head = f"{begin_head(LEASES_PATH, member.address.authority)}{len(body)}\r\n"
         if own := self._authorization():
-            lines.append(f"authorization: {own}")
-        head = "\r\n".join((*lines, "", "")).encode("latin-1", "replace")
-        exchange = await self._pool.request(member.address, head, body, WAIT_SECONDS)
+            head += f"authorization: {own}\r\n"
+        sent = f"{head}\r\n".encode("latin-1", "replace")
+        exchange = await self._pool.request(member.address, sent, body, WAIT_SECONDS)
         try:
             status = await exchange.head()
             raw = await exchange.body()

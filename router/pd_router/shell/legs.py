@@ -103,7 +103,7 @@ def request_head(
 ) -> bytes:
     """The head of a request to an engine. A query in `path` stays here: engines need none, and it is one more place in
     which a client could say what it may not. `rank`: the data-parallel rank that is to serve it."""
-    head = f"{_begin_head(path, member.address.authority)}{length}\r\nx-request-id: {request_id}\r\n"
+    head = f"{begin_head(path, member.address.authority)}{length}\r\nx-request-id: {request_id}\r\n"
     for name in _ADDED:
         if name in headers:
             head += f"{name}: {headers[name]}\r\n"
@@ -113,7 +113,8 @@ def request_head(
 
 
 @functools.lru_cache(_KNOWN)
-def _begin_head(path: str, authority: str) -> str:
+def begin_head(path: str, authority: str) -> str:
+    """The head of any POST of JSON to an engine, up to the length of its body."""
     return (
         f"POST {urlsplit(path).path} HTTP/1.1\r\nhost: {authority}\r\ncontent-type: application/json\r\n"
         "accept-encoding: identity\r\ncontent-length: "

@@ -52,18 +52,14 @@ _JOINED = frozenset({"connection", "content-encoding", "host", "transfer-encodin
 _MISSPELT = frozenset({"content_length", "transfer_encoding"})
 """Read as the real ones by some servers and gateways, and not by others."""
 _VERSIONS = frozenset({"1.0", "1.1"})
-_ONCE = frozenset(
-    {
-        "authorization",
-        "content-length",
-        "content-type",
-        "x-api-key",
-        TENANT_HEADER,
-        GATEWAY_SECRET_HEADER,
-        wishes.END.lower(),
-        wishes.HOLD.lower(),
-    }
-)
+_ONCE = wishes.HEADERS | {
+    "authorization",
+    "content-length",
+    "content-type",
+    "x-api-key",
+    TENANT_HEADER,
+    GATEWAY_SECRET_HEADER,
+}
 """Headers that may come once only: who reads the first of two and who reads the last would not see the same request."""
 
 
