@@ -14,6 +14,10 @@ from typing import Any, Final
 TOKEN_DIGITS: Final = 32
 MAX_SECONDS: Final = 3600
 """Longest time from now that a holder promises or prolongs."""
+DEFAULT_SECONDS: Final = 60
+"""For which a holder promises where nobody says otherwise."""
+DEFAULT_SHARE: Final = 0.5
+"""Of all blocks that promises may hold, likewise."""
 MAX_BATCH: Final = 1024
 """Leases in one request to a holder."""
 _FORM: Final = re.compile(rf"([0-9a-f]{{{TOKEN_DIGITS}}})-([1-9][0-9]{{0,3}})")

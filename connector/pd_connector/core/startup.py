@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from pd_wire import names
-from pd_wire.lease import MAX_SECONDS
+from pd_wire.lease import DEFAULT_SECONDS, DEFAULT_SHARE, MAX_SECONDS
 
 EXPIRY_MARGIN_SECONDS: Final = 5
 """P declines a read this long before the deadline, so a shorter lease can never be used."""
@@ -133,13 +133,13 @@ def _lease_faults(extra: Mapping[str, Any], retention: Any) -> list[str]:
                 f"kv_connector_extra_config.{key} means nothing without {names.RETENTION_OPTION} {names.MODE_LEASED}: "
                 "set that, or remove it"
             )
-    seconds = extra.get(names.LEASE_SECONDS_OPTION, 60)
+    seconds = extra.get(names.LEASE_SECONDS_OPTION, DEFAULT_SECONDS)
     if isinstance(seconds, bool) or not isinstance(seconds, int) or not 1 <= seconds <= MAX_SECONDS:
         faults.append(
             f"kv_connector_extra_config.{names.LEASE_SECONDS_OPTION} must be whole seconds from 1 to {MAX_SECONDS}, "
             f"got {seconds!r}"
         )
-    share = extra.get(names.LEASE_SHARE_OPTION, 0.5)
+    share = extra.get(names.LEASE_SHARE_OPTION, DEFAULT_SHARE)
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
         faults.append(
             f"kv_connector_extra_config.{names.LEASE_SHARE_OPTION} must be a part of all blocks, more than 0 and less "

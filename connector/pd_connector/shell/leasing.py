@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from vllm.v1.request import RequestStatus
 
@@ -23,10 +23,7 @@ from pd_connector.core.lease_message import NewEnd
 from pd_connector.core.leases import Held, Leases
 from pd_connector.shell.retention import Kept, UnpinnedRetention
 from pd_wire import names
-from pd_wire.lease import TOKEN_DIGITS, Lease
-
-DEFAULT_SECONDS: Final = 60
-DEFAULT_SHARE: Final = 0.5
+from pd_wire.lease import DEFAULT_SECONDS, DEFAULT_SHARE, TOKEN_DIGITS, Lease
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pydantic import Field
 from pd_operator.core import fields
 from pd_operator.core.choices import Backend, Connector, LoadFailurePolicy, Retention, Switch
 from pd_operator.core.fields import SpecModel
-from pd_wire.lease import MAX_SECONDS
+from pd_wire.lease import DEFAULT_SECONDS, DEFAULT_SHARE, MAX_SECONDS
 
 TTL_MARGIN_SECONDS: Final = 30
 """The router forgets a handle this long before D frees its blocks, so that a slow hand-off is still in time."""
@@ -35,7 +35,7 @@ class Lease(SpecModel):
     """With retention Leased: how long and how much decode keeps for turns that nobody has continued yet."""
 
     seconds: int = Field(
-        default=60,
+        default=DEFAULT_SECONDS,
         strict=True,
         ge=1,
         le=MAX_SECONDS,
@@ -44,7 +44,7 @@ class Lease(SpecModel):
         "header X-Conversation-Hold says.",
     )
     share_percent: int = Field(
-        default=50,
+        default=round(100 * DEFAULT_SHARE),
         strict=True,
         ge=1,
         le=95,

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from pd_operator.core.spec_transfer import TTL_MARGIN_SECONDS
+from pd_wire.lease import DEFAULT_SECONDS, DEFAULT_SHARE
 from pdctl.core.kv_pool import Held
 
-LEASE_SECONDS: Final = 60.0
-LEASE_SHARE: Final = 0.5
+LEASE_SECONDS: Final = float(DEFAULT_SECONDS)
+LEASE_SHARE: Final = DEFAULT_SHARE
 TOOL_HOLD_SECONDS: Final = 600.0
 BEATS: Final = 3
 """The router prolongs a lease when a third of it has passed."""
