@@ -48,8 +48,8 @@ class Lease(SpecModel):
         strict=True,
         ge=1,
         le=95,
-        description="Most of decode's KV blocks that leases may hold together, in percent. A turn beyond that is as "
-        "with Unpinned.",
+        description="Most of decode's KV blocks that leases may hold together, in percent. What of a turn goes "
+        "beyond that is as with Unpinned.",
     )
     tool_hold_seconds: int = Field(
         default=600,
