@@ -11,10 +11,14 @@ import asyncio
 from support.scripted_engine import PREFILLED, answer, body_length, whole
 
 _LINES = (b"post /", b"get /v1", b"put /", b"foo /")
+_HEALTH = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+_RELEASE = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
+_OWN = {b"GET /health": _HEALTH, b"GET /version": _RELEASE}
 
 
 class RawEngine:
-    """One engine. ``sent`` holds the bytes of each connection, by number, without health checks."""
+    """One engine. ``sent`` holds the bytes of each connection, by number, without what the router asks of its own
+    accord: health, and the release, whenever it finds the time."""
 
     def __init__(self, role: str) -> None:
         self._answer = whole({**answer(params=PREFILLED if role == "prefill" else None), "id": "raw"})
@@ -49,9 +53,10 @@ class RawEngine:
         try:
             while data := await reader.read(65536):
                 unread += data
-                if unread.startswith(b"GET /health"):
+                own = _OWN.get(bytes(unread[: unread.find(b" HTTP/")]))
+                if own is not None:
                     unread.clear()
-                    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                    writer.write(own)
                     continue
                 kept += data
                 head, end, body = bytes(unread).partition(b"\r\n\r\n")

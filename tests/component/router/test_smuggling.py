@@ -140,8 +140,7 @@ async def test_a_request_in_a_body_stays_in_it(bench: Bench) -> None:
     found, _ = await answers(bench, request(b"Content-Length: %d" % len(body), b"Connection: close", body=body))
     assert [answer.status for answer in found] == [200]
     for engine in bench.engines:
-        # The router asks each engine for its release, too.
-        [sent] = [bytes(data) for data in engine.sent.values() if data.startswith(b"POST ")]
+        [sent] = [bytes(data) for data in engine.sent.values() if data]
         head, _, rest = sent.partition(b"\r\n\r\n")
         assert int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]) == len(rest)
         assert b"\r" not in rest
