@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pd_router.access_flags import add_access_flags, read_access, read_tenant_limits, read_tls
 from pd_router.core.addresses import SettingsError, parse_deployment, parse_endpoint
 from pd_router.core.observe import Logging
-from pd_router.core.settings import Bypass, Limits, PodDiscovery, Reuse, Settings, Tenancy, Timeouts, check
+from pd_router.core.settings import Bypass, Limits, Native, PodDiscovery, Reuse, Settings, Tenancy, Timeouts, check
 from pd_router.core.workers import WORKER_VARIABLE
 from pd_router.observe_flags import add_observe_flags, read_logging, read_tracing
 from pd_router.store_flags import add_store_flags, read_store
@@ -35,6 +35,12 @@ def build_parser() -> argparse.ArgumentParser:
     _add_discovery(parser)
     add("--model", action="append", default=[], metavar="NAME", help="a served model name; any name when none is given")
     add("--workers", type=int, default=1, metavar="N", help="processes that serve clients, each on a core of its own")
+    add(
+        "--native",
+        choices=[native.value for native in Native],
+        default=Native.AUTO.value,
+        help="relay tokens by what `python -m pd_router.native` compiles: where it is there, always, never",
+    )
     add("--reuse", choices=("on", "off"), default="on", help="give decode's KV back to prefill on the next turn")
     add("--handle-ttl", type=float, default=reuse.handle_ttl, metavar="S", help="how long a handle may be used")
     add("--engine-ttl", type=float, default=reuse.engine_ttl, metavar="S", help="the engines' decoder_kv_blocks_ttl")
@@ -254,6 +260,7 @@ def parse_settings(arguments: Sequence[str]) -> tuple[Settings, Logging]:
         allowed_hosts=frozenset(args.allow_handle_host),
         generation=args.generation,
         workers=args.workers,
+        native=Native(args.native),
         reuse=Reuse(
             enabled=args.reuse == "on",
             handle_ttl=args.handle_ttl,

@@ -16,6 +16,7 @@ from typing import Final
 from perf.provision import Peers
 
 OURS: Final = "pd-router"
+IN_PYTHON: Final = "pd-router-python"
 WORKERS: Final = "pd-router-workers"
 VLLM_ROUTER: Final = "vllm-router"
 VLLM_ROUTER_LEAN: Final = "vllm-router-lean"
@@ -76,6 +77,10 @@ def _ours(place: Place, _: Peers) -> list[str]:
     ]
 
 
+def _in_python(place: Place, peers: Peers) -> list[str]:
+    return [*_ours(place, peers), "--native", "off"]
+
+
 def _workers(place: Place, peers: Peers) -> list[str]:
     return [*_ours(place, peers), "--workers", "2"]
 
@@ -107,6 +112,8 @@ def _floor(place: Place, _: Peers) -> list[str]:
 
 CONTENDERS: Final = (
     Contender(OURS, "pd-router (ours)", "verified", True, True, _ours, {"PYTHONPATH": _ROUTER_SOURCES}),
+    # What the compiled part gains.
+    Contender(IN_PYTHON, "pd-router, all Python", "verified", True, True, _in_python, {"PYTHONPATH": _ROUTER_SOURCES}),
     # What the way to a shared store costs; on one core, so that it says nothing of how much more two can do.
     Contender(WORKERS, "pd-router, two workers", "verified", True, True, _workers, {"PYTHONPATH": _ROUTER_SOURCES}),
     # Its default policy asks both engines for the prompt's token ids before each turn.

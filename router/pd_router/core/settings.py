@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from pd_router.core.access import Access, Tls, access_problems, tenant_limit_problems, tls_problems
 from pd_router.core.addresses import Endpoint, SettingsError, parse_engine_url
@@ -123,6 +124,14 @@ class Timeouts:
         return min(self.probe_timeout, max(self.lease * 2 / 3 - self.probe_interval, self.probe_interval) / 3)
 
 
+class Native(StrEnum):
+    """Whether tokens are relayed by the compiled part: where it is there, always (else the start fails), or never."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
 @dataclass(frozen=True, slots=True)
 class PodDiscovery:
     """The pods of one PDDeployment instead of engine URLs. Times in seconds."""
@@ -157,6 +166,7 @@ class Settings:
     generation: str = ""
     workers: int = 1
     """Processes that serve clients."""
+    native: Native = Native.AUTO
     reuse: Reuse = field(default_factory=Reuse)
     valkey: Valkey | None = None
     """Where handles are kept for all routers; None: each keeps its own in memory."""

@@ -125,7 +125,7 @@ class SseFilter:
         partial, events, said = self._partial, self._events, self._letters.append
         counting, fits = self._correct is not None, self._dialect.shape.fits
         self._settle()
-        before, after = self._token = self._last_token()
+        before, after = self._token = self.last_token()
         closing, opens, closes = after + b"\r\n", len(before), -len(after) - 2
 
         def passed(read: bytes) -> bool:
@@ -172,6 +172,27 @@ class SseFilter:
             return True
 
         return passed
+
+    @property
+    def token(self) -> tuple[bytes, bytes]:
+        """What stands around the letters that `passer`, as it was made last, looks for; empty: it looks for none."""
+        return self._token
+
+    @property
+    def room(self) -> int:
+        """Bytes that may be kept still."""
+        return self._max_kept - self._kept
+
+    def keep_letters(self, letters: bytes, counted: int) -> None:
+        """Keep what somebody else found to be letters between the two sides of `token`, and has passed on.
+
+        Args:
+            counted: the bytes that said them.
+        """
+        self._letters.append(letters)
+        self._kept += counted
+        if self._kept > self._max_kept:
+            self._drop_kept()
 
     def flush(self) -> bytes:
         """At the end of the stream: the last event, if it came without its blank line."""
@@ -308,8 +329,13 @@ class SseFilter:
             if self.started:
                 return
 
-    def _last_token(self) -> tuple[bytes, bytes]:
-        """What stands around the letters of the event that came last; empty where it holds none that are plain."""
+    def last_token(self) -> tuple[bytes, bytes]:
+        """What stands around the letters of the event that came last; empty where it holds none that are plain, or
+        more has come than whole events."""
+        if self._partial:
+            return b"", b""
+        if self._letters:
+            return self._token
         last = self._events[-1] if self._events else b""
         gap = last.rfind(b"\n\n", 0, -2)
         event = last if gap < 0 else last[gap + 2 :]

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol
 
+from pd_router.core.sse import SseFilter
+
 MAX_HEAD: Final = 64 * 1024
 """Bytes of an answer's head, and of what is read at any time without a byte of body in it."""
 MAX_WHOLE: Final = 64 * 1024 * 1024
@@ -35,6 +37,16 @@ class Failure(StrEnum):
 Lane = Callable[[bytes], bool]
 """Takes a read that begins with an HTTP chunk, or declines it; what it takes is not parsed. Nearly every read of a
 stream is one chunk as the engine wrote it, and for those the parser is half of what a token costs."""
+
+
+class Pumping(Protocol):
+    """A stream's way past Python, see `pd_router.shell.pump`."""
+
+    def leave(self) -> None:
+        """Go back to the loop, now. Harmless a second time."""
+
+    def moved(self) -> bool:
+        """Whether anything passed since this was last asked."""
 
 
 class LegError(Exception):
@@ -68,6 +80,10 @@ class Wire(Protocol):
     """What an exchange asks of its connection."""
 
     lane: Lane | None
+    pumping: Pumping | None
+
+    def pump_to(self, stream: SseFilter, sink: asyncio.Transport) -> Pumping | None:
+        """Let tokens go to a client without Python, if that is possible."""
 
     def close(self) -> None:
         """Drop the socket now."""
@@ -185,16 +201,30 @@ class Exchange:
         if self.conn is not None and self._decoder is None:
             self.conn.lane = lane
 
+    def pump_to(self, stream: SseFilter, sink: asyncio.Transport) -> Pumping | None:
+        """Let tokens go to a client without Python where that is possible; `take_framed` comes first."""
+        if self.conn is None or self.conn.lane is None:
+            return None
+        return self.conn.pump_to(stream, sink)
+
     def take_no_framed(self) -> None:
         """From here on every read is parsed."""
         if self.conn is not None:
             self.conn.lane = None
+            if self.conn.pumping is not None:
+                self.conn.pumping.leave()
 
     def resume(self, deadline: float) -> None:
         """Read on; the engine must send something before `deadline`."""
         if self.conn is not None:
             self.deadline = deadline
             self.conn.resume()
+
+    def take_fresh(self) -> bool:
+        """Whether anything came since this was last asked."""
+        fresh, self.fresh = self.fresh, False
+        pumping = self.conn.pumping if self.conn is not None else None
+        return (pumping is not None and pumping.moved()) or fresh
 
     # -- what the connection calls --------------------------------------------------------------
     def got_head(self, status: int) -> None:

@@ -19,7 +19,7 @@ from pd_router.core.sse import Ending, EventTooLarge, SseFilter, split_events, s
 from pd_router.core.transcript import Transcript
 from pd_router.core.usage import Correct
 from pd_router.shell.context import Context
-from pd_router.shell.exchange import Exchange, Failure, LegError
+from pd_router.shell.exchange import Exchange, Failure, LegError, Pumping
 from pd_router.shell.legs import CLIENT_LEFT, LegFailed, relayed_headers
 from pd_router.shell.record import TurnRecord
 from pd_router.shell.responder import Responder
@@ -99,6 +99,7 @@ class StreamRelay:
         self._keep: Keep | None = None
         self._keeping: asyncio.Future[None] | None = None
         self._over = self._judged = False
+        self._pumping: Pumping | None = None
         self._failure: LegFailed | LegError | None = None
         self._status = 200
 
@@ -174,6 +175,8 @@ class StreamRelay:
     def _end(self) -> None:
         """Decode's answer is over. Ends the client's in the same write as the last bytes."""
         self._over = True
+        if self._pumping is not None:
+            self._pumping.leave()  # with all that it has of the reply
         if self._keeping is not None:
             return
         exchange, responder, stream = self._exchange, self._responder, self._filter
@@ -218,6 +221,9 @@ class StreamRelay:
         writer = self._responder.framed_writer()
         if writer is not None:
             exchange.take_framed(self._filter.passer(writer))
+            sink = self._responder.socket
+            if sink is not None:
+                self._pumping = exchange.pump_to(self._filter, sink)
 
     def _pause(self) -> None:
         exchange = self._exchange

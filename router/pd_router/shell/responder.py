@@ -97,6 +97,11 @@ class Responder:
         transport = self._conn.transport
         return transport.write if self._chunked and transport is not None else None
 
+    @property
+    def socket(self) -> asyncio.Transport | None:
+        """The transport, for who writes what `framed_writer` would to the socket itself; None when the client left."""
+        return self._conn.transport
+
     def end(self, data: bytes = b"", *, close: bool = False) -> None:
         """Finish a stream, with `data` as its last bytes."""
         last = self._frame(data) + (b"0\r\n\r\n" if self._chunked else b"")

@@ -18,7 +18,8 @@ from pd_router.core.fields import Api
 from pd_router.core.passed import PASSED, SOCKETS
 from pd_router.core.placement import Loads
 from pd_router.core.response_store import ResponseStore
-from pd_router.core.settings import Settings
+from pd_router.core.settings import Native, Settings
+from pd_router.native import NotBuilt
 from pd_router.shell.admin import Admin, Pages
 from pd_router.shell.admission import Admission
 from pd_router.shell.client import ClientConnection, ServerState
@@ -34,6 +35,7 @@ from pd_router.shell.lease_keeper import LeaseKeeper
 from pd_router.shell.legs import CLIENT_LEFT
 from pd_router.shell.metrics import OTHER, Metrics
 from pd_router.shell.passthrough import pass_through
+from pd_router.shell.pump import Pump
 from pd_router.shell.request_reader import Request
 from pd_router.shell.responder import Responder
 from pd_router.shell.store_metrics import SharedStoreMetrics, StoreCollector
@@ -80,7 +82,8 @@ class Router:
         guard = self._guard = Guard(settings, metrics)
         if shared is not None:
             guard.meter, guard.retained = shared.meter, shared.retained
-        pool = EnginePool(settings.timeouts.connect, guard.engines)
+        self._pump = _make_pump(settings, self._loop)
+        pool = EnginePool(settings.timeouts.connect, guard.engines, self._pump)
         fleet = Fleet(
             metrics, settings.allowed_hosts, self._purge, self._engine_gone, settings.timeouts.pair_quarantine
         )
@@ -206,6 +209,8 @@ class Router:
         for connection in list(self.state.connections):
             connection.cut()
         await self.context.pool.stop()
+        if self._pump is not None:
+            self._pump.close()
         await self._store.stop()
         await self.admin.stop()
         if self.context.tracing is not None:
@@ -341,6 +346,19 @@ class Router:
             self.context.store.expire(now)
             self._guard.refresh(now)
             self.context.versions.refresh([*fleet.of_role(ROLE_PREFILL), *fleet.of_role(ROLE_DECODE)])
+
+
+def _make_pump(settings: Settings, loop: asyncio.AbstractEventLoop) -> Pump | None:
+    """Raises SettingsError when it is asked for and is not there."""
+    if settings.native is Native.OFF:
+        return None
+    try:
+        return Pump(loop)
+    except NotBuilt as error:
+        if settings.native is Native.ON:
+            raise SettingsError([f"--native: {error}"]) from error
+        log.info("tokens are relayed in Python: %s", error)
+        return None
 
 
 def _tracing(settings: Settings, now: Callable[[], float]) -> Tracing | None:

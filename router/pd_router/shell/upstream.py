@@ -13,7 +13,9 @@ from typing import Any
 
 import httptools
 
-from pd_router.shell.exchange import MAX_HEAD, Address, Exchange, Failure, Lane, LegError
+from pd_router.core.sse import SseFilter
+from pd_router.shell.exchange import MAX_HEAD, Address, Exchange, Failure, Lane, LegError, Pumping
+from pd_router.shell.pump import Pump
 from pd_router.shell.tls import EngineTls
 
 # uvicorn, vLLM's server, closes a connection that was idle for 5 s; ours must be gone before that, or a request races
@@ -28,19 +30,20 @@ class EngineConnection(asyncio.Protocol):
     """The socket. Owned by the pool while idle, by one exchange while busy."""
 
     __slots__ = (
-        "_between_chunks",
         "_head_size",
         "_keep_alive",
         "_parser",
         "_parts",
         "_paused",
         "_without_body",
+        "between_chunks",
         "exchange",
         "idle_since",
         "lane",
         "on_body",
         "peer",
         "pool",
+        "pumping",
         "transport",
     )
 
@@ -53,12 +56,13 @@ class EngineConnection(asyncio.Protocol):
         self._parser: Any = None
         self._keep_alive = False
         self._paused = False
-        self._between_chunks = False
+        self.between_chunks = False
         self._head_size = self._without_body = 0
         """Bytes of header lines, and of reads since the last one that had body bytes in it."""
         self._parts: list[bytes] = []
         self.on_body = self._parts.append
         self.lane: Lane | None = None
+        self.pumping: Pumping | None = None
 
     # -- asyncio.Protocol -----------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -68,7 +72,7 @@ class EngineConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         lane = self.lane
-        if lane is not None and self._between_chunks and lane(data):
+        if lane is not None and self.between_chunks and lane(data):
             self.exchange.fresh = True  # type: ignore[union-attr]  # there is a lane only while there is an exchange
             return
         if self._parser is None:
@@ -90,6 +94,7 @@ class EngineConnection(asyncio.Protocol):
         self._hand_over()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._leave_pump()
         self.transport = None
         exchange = self.exchange
         if exchange is not None:
@@ -135,14 +140,15 @@ class EngineConnection(asyncio.Protocol):
         exchange.got_head(status)
 
     def on_chunk_header(self) -> None:
-        self._between_chunks = False
+        self.between_chunks = False
 
     def on_chunk_complete(self) -> None:
-        self._between_chunks = True
+        self.between_chunks = True
 
     def on_message_complete(self) -> None:
-        self._between_chunks = False
+        self.between_chunks = False
         self.lane = None
+        self._leave_pump()
         exchange = self.exchange
         if exchange is None or not exchange.status:
             return
@@ -168,20 +174,34 @@ class EngineConnection(asyncio.Protocol):
         """Write a request; the answer goes to `exchange`."""
         self.exchange = exchange
         self._parser = httptools.HttpResponseParser(self)
-        self._between_chunks = False
+        self.between_chunks = False
         self._head_size = self._without_body = 0
         self.lane = None
         self._parts.clear()
         assert self.transport is not None
         self.transport.writelines((head, body))
 
+    def pump_to(self, stream: SseFilter, sink: asyncio.Transport) -> Pumping | None:
+        """Let tokens go to a client without Python where that is possible, until either side has something else."""
+        pump = self.pool.pump
+        if pump is not None and self.transport is not None and not self._paused:
+            self.pumping = pump.adopt(self, stream, sink)
+        return self.pumping
+
+    def take_passer(self, stream: SseFilter, sink: asyncio.Transport) -> None:
+        """Look for the stream's latest token from here on."""
+        if self.lane is not None:
+            self.lane = stream.passer(sink.write)
+
     def close(self) -> None:
         """Drop the socket now; nothing is owed to the engine."""
+        self._leave_pump()
         if self.transport is not None:
             self.transport.abort()
 
     def pause(self) -> None:
         """Stop reading."""
+        self._leave_pump()
         if self.transport is not None and not self._paused:
             self._paused = True
             self.transport.pause_reading()
@@ -199,8 +219,13 @@ class EngineConnection(asyncio.Protocol):
             self.exchange.got_data(parts[0] if len(parts) == 1 else b"".join(parts))
         parts.clear()
 
+    def _leave_pump(self) -> None:
+        if self.pumping is not None:
+            self.pumping.leave()
+
     def _fail(self, error: LegError) -> None:
         self.lane = None
+        self._leave_pump()
         if self.exchange is not None:
             exchange, self.exchange = self.exchange, None
             self.pool.active.discard(exchange)
@@ -210,9 +235,10 @@ class EngineConnection(asyncio.Protocol):
 class EnginePool:
     """Idle connections per address, and the deadlines of the busy ones."""
 
-    def __init__(self, connect_timeout: float, tls: EngineTls) -> None:
+    def __init__(self, connect_timeout: float, tls: EngineTls, pump: Pump | None = None) -> None:
         self._connect_timeout = connect_timeout
         self._tls = tls
+        self.pump = pump
         self._idle: defaultdict[Address, deque[EngineConnection]] = defaultdict(deque)
         self._where: dict[EngineConnection, Address] = {}
         self.active: set[Exchange] = set()
@@ -302,10 +328,8 @@ class EnginePool:
     def look(self, now: float) -> None:
         """End what is overdue at `now`, on the loop's clock."""
         for exchange in list(self.active):
-            if exchange.fresh:
-                exchange.fresh = False
-                if exchange.idle != math.inf and exchange.deadline != math.inf:
-                    exchange.deadline = now + exchange.idle
+            if exchange.take_fresh() and exchange.idle != math.inf and exchange.deadline != math.inf:
+                exchange.deadline = now + exchange.idle
             if exchange.limit < now:
                 exchange.abort(Failure.TIMEOUT)
             elif exchange.deadline < now:

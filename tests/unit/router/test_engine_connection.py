@@ -200,7 +200,7 @@ class Timed:
         self.pool = EnginePool.__new__(EnginePool)
         self.pool._loop, self.pool._idle, self.pool.active = loop, cast(Any, {}), set()
         self.paused = False
-        conn = SimpleNamespace(lane=None, close=lambda: None, pause=lambda: None, resume=self._resumed)
+        conn = SimpleNamespace(lane=None, pumping=None, close=lambda: None, pause=lambda: None, resume=self._resumed)
         self.exchange = Exchange(cast(Any, conn), within)
         self.exchange.on_data = lambda _: None
         self.pool.active.add(self.exchange)
