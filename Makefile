@@ -6,6 +6,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+NATIVE := router/pd_router/native/pump.so
 # Where it is set, every process compiles anew what it imports: five times for one engine.
 unexport PYTHONDONTWRITEBYTECODE
 # Tests of one file stay together, since they share what a module starts.
@@ -28,15 +29,22 @@ $(STAMP): requirements/engine-cpu.txt pyproject.toml
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib/python3*/site-packages || true
 	touch $@
 
+$(NATIVE): router/pd_router/native/pump.c | $(STAMP)
+	@echo "==> compiling the router's relay of tokens (the router does without where there is no compiler)"
+	$(BIN)/python -m pd_router.native
+
+native: $(NATIVE) ## compile the part of the router that relays tokens
+
 demo: $(STAMP) ## a real Kubernetes, the operator, a real pair: reuse ON and OFF; table and two plots
+	-$(MAKE) --no-print-directory native
 	$(BIN)/pdctl cluster demo
 
-test: $(STAMP) lint cluster-binaries store-server promtool ## every test, fast layers first, real engines last
+test: $(STAMP) $(NATIVE) lint cluster-binaries store-server promtool ## every test, fast layers first, real engines last
 	$(FAST)
 	$(CLUSTER)
 	$(BIN)/python -m pytest tests/engine
 
-test-fast: $(STAMP) cluster-binaries store-server promtool ## unit, contract and component tests only
+test-fast: $(STAMP) $(NATIVE) cluster-binaries store-server promtool ## unit, contract and component tests only
 	$(FAST)
 
 cluster-binaries: $(STAMP) ## build Kubernetes, etcd and helm from Go modules into the cache (once)
@@ -48,7 +56,7 @@ store-server: $(STAMP) ## unpack a Redis server into the cache, unless one is in
 promtool: $(STAMP) ## unpack Prometheus' tool into the cache, unless it is installed (for tests of alerts)
 	PYTHONPATH=tests $(BIN)/python -m support.promtool
 
-test-cluster: $(STAMP) cluster-binaries ## tests on a real Kubernetes of their own; needs root
+test-cluster: $(STAMP) $(NATIVE) cluster-binaries ## tests on a real Kubernetes of their own; needs root
 	$(CLUSTER)
 
 lint: $(STAMP) ## ruff, mypy strict, import contracts
@@ -57,14 +65,14 @@ lint: $(STAMP) ## ruff, mypy strict, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-fuzz: $(STAMP) ## 1.2 million damaged requests, bodies and streams for the router, with progress (minutes)
+fuzz: $(STAMP) $(NATIVE) ## 1.2 million damaged requests, bodies and streams for the router, with progress (minutes)
 	$(BIN)/python tests/fuzz/run.py
 
-chaos: $(STAMP) ## ten minutes of engines that die, hang and come back under 32 conversations, then a rolling restart
+chaos: $(STAMP) $(NATIVE) ## ten minutes of engines that die, hang and come back under 32 conversations, then a rolling restart
 	$(BIN)/python tests/perf/chaos.py --minutes 10 --seed $${SEED:-1}
 	$(BIN)/python tests/perf/rolling_restart.py
 
-perf-router: $(STAMP) ## CPU per streamed turn: ours, vllm-router and vLLM's example proxy, side by side
+perf-router: $(STAMP) $(NATIVE) ## CPU per streamed turn: ours, vllm-router and vLLM's example proxy, side by side
 	$(BIN)/python tests/perf/router.py
 
 crds: $(STAMP) ## write crds/pddeployments.yaml, the chart's copy and docs/reference.md anew from the models
@@ -87,4 +95,4 @@ lock: ## pin requirements/ again from pyproject.toml (hashes, no addresses)
 	  $(COMPILE) --constraint requirements/engine-cpu.txt pyproject.toml --extra $$part $$more -o requirements/image-$$part.txt; \
 	done
 
-.PHONY: chaos fuzz help install demo test test-fast cluster-binaries store-server promtool test-cluster lint perf-router crds metrics chart lock
+.PHONY: chaos fuzz help install native demo test test-fast cluster-binaries store-server promtool test-cluster lint perf-router crds metrics chart lock

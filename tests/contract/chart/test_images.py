@@ -5,6 +5,7 @@ scripts, and the connector's copy. The file itself is read, never run.
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
 import shutil
@@ -130,8 +131,26 @@ def files(folder: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".so", ".new")
     }
+
+
+def test_the_routers_image_has_what_is_compiled(unpacked: Path, tmp_path: Path) -> None:
+    [step] = [rest for rest in STAGES["wheel"].all_of("RUN") if "pd_router.native" in rest]
+    assert "PYTHONPATH=/unpacked python3 -m pd_router.native" in step
+    assert any("gcc" in rest for rest in STAGES["wheel"].all_of("RUN"))
+    shutil.copytree(unpacked, tmp_path / "unpacked")
+    library = tmp_path / "unpacked/pd_router/native/pump.so"
+    assert not library.exists(), "the wheel is for every platform"
+    made = subprocess.run(
+        [sys.executable, "-m", "pd_router.native"],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path / "unpacked")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert made.stdout.strip() == str(library)
 
 
 def pins(part: str) -> dict[str, str]:
