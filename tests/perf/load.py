@@ -54,8 +54,8 @@ class Load:
     core: int
     position: dict[str, int] = field(default_factory=dict)
 
-    def run(self, url: str, seconds: int) -> Outcome:
-        """Send turns to ``url`` for ``seconds``.
+    def run(self, url: str, seconds: int, connections: int | None = None) -> Outcome:
+        """Send turns to ``url`` for ``seconds``, so many at one time (else as many as the shape says).
 
         Raises:
             PerfError: when wrk fails or says nothing.
@@ -69,7 +69,7 @@ class Load:
                 str(self.core),
                 "wrk",
                 "-t1",
-                f"-c{shape.connections}",
+                f"-c{connections or shape.connections}",
                 f"-d{seconds}s",
                 "--timeout",
                 "20s",

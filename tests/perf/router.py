@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -35,12 +35,24 @@ from perf.report import Row, Sample, as_json, as_table, summarise
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _ENGINE: Final = Path(__file__).with_name("canned_engine.py")
-MODES: Final = {"token by token": 1.0, "burst": 0.0}
+GAPS_MS: Final = {"token by token": 1.0, "burst": 0.0}
 """Milliseconds between two tokens."""
 _SETTLE_S: Final = 0.3
 _PRIME_LIMIT_S: Final = 180.0
 _RETRIES: Final = 2
 _QUIET_SHARE: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """One kind of load: ms between two tokens, and turns under way at the same time."""
+
+    gap_ms: float
+    connections: int
+
+
+def _modes(connections: Sequence[int]) -> dict[str, Mode]:
+    return {f"{name}, {count} at once": Mode(gap, count) for count in connections for name, gap in GAPS_MS.items()}
 
 
 @dataclass(slots=True)
@@ -75,7 +87,7 @@ def _compare(options: argparse.Namespace) -> int:
     router_core, load_core = two_cores()
     ensure_programs()
     peers = ensure_peers()
-    shape = Shape(connections=options.connections)
+    shape = Shape(connections=max(options.connections))
     load = Load(shape, load_core)
     chosen = [contender for contender in CONTENDERS if contender.name in options.routers]
     with _running(chosen, peers, shape, router_core, load_core, options.out) as runners:
@@ -90,7 +102,7 @@ def _compare(options: argparse.Namespace) -> int:
         print(f"\nNOT A QUIET RUN: others used up to {noise:.0%} of the router's core; read ratios only, and repeat it")
     about = {
         "shape": asdict(shape),
-        "modes_gap_ms": MODES,
+        "modes": {name: asdict(mode) for name, mode in _modes(options.connections).items()},
         "rounds": options.rounds,
         "seconds": options.seconds,
         "machine": platform.platform(),
@@ -151,11 +163,11 @@ def _prime(runner: Runner, load: Load) -> None:
 
 def _measure(runners: Sequence[Runner], load: Load, router_core: int, options: argparse.Namespace) -> Iterator[Sample]:
     for round_ in range(1, options.rounds + 1):
-        for mode, gap_ms in MODES.items():
+        for name, mode in _modes(options.connections).items():
             for runner in runners:
-                sample = _sample_with_retry(runner, load, router_core, mode, gap_ms, round_, options.seconds)
+                sample = _sample_with_retry(runner, load, router_core, name, mode, round_, options.seconds)
                 print(
-                    f"round {round_}/{options.rounds}  {mode:<15} {runner.contender.title:<26}"
+                    f"round {round_}/{options.rounds}  {name:<29} {runner.contender.title:<26}"
                     f" {sample.cpu_ms_per_turn:7.3f} ms/turn {sample.turns_per_s:6.0f} turns/s"
                     f"   others on the core {sample.foreign_share:4.0%}   load {sample.load_average:.1f}",
                     flush=True,
@@ -164,24 +176,26 @@ def _measure(runners: Sequence[Runner], load: Load, router_core: int, options: a
 
 
 def _sample_with_retry(
-    runner: Runner, load: Load, router_core: int, mode: str, gap_ms: float, round_: int, seconds: int
+    runner: Runner, load: Load, router_core: int, name: str, mode: Mode, round_: int, seconds: int
 ) -> Sample:
     """A run whose checks fail is repeated, for a machine that others use; a router that fails twice more is out."""
     faults: list[str] = []
     for _ in range(1 + _RETRIES):
-        set_up_engines(runner.place, gap_ms)
-        load.run(runner.place.url, 1)
+        set_up_engines(runner.place, mode.gap_ms)
+        load.run(runner.place.url, 1, mode.connections)
         time.sleep(_SETTLE_S)
-        set_up_engines(runner.place, gap_ms)
-        outcome, cpu, foreign_share = _observe(runner, load, router_core, seconds)
+        set_up_engines(runner.place, mode.gap_ms)
+        outcome, cpu, foreign_share = _observe(runner, load, router_core, seconds, mode.connections)
         time.sleep(_SETTLE_S)
         runner.router.assert_running()
         counters = read_counters(runner.place)
-        faults = verify_run(runner.contender, load.shape, outcome, counters, runner.answer_bytes)
+        faults = verify_run(
+            runner.contender, replace(load.shape, connections=mode.connections), outcome, counters, runner.answer_bytes
+        )
         if not faults:
             return Sample(
                 contender=runner.contender.name,
-                mode=mode,
+                mode=name,
                 round=round_,
                 cpu_ms_per_turn=cpu.total * 1e3 / outcome.turns,
                 kernel_ms_per_turn=cpu.kernel * 1e3 / outcome.turns,
@@ -193,14 +207,16 @@ def _sample_with_retry(
                 foreign_share=foreign_share,
                 load_average=os.getloadavg()[0],
             )
-        print(f"    {runner.contender.title}, {mode}: run thrown away: {'; '.join(faults)}", flush=True)
-    raise PerfError(f"{runner.contender.title}, {mode}: {'; '.join(faults)}; see {runner.router.log}")
+        print(f"    {runner.contender.title}, {name}: run thrown away: {'; '.join(faults)}", flush=True)
+    raise PerfError(f"{runner.contender.title}, {name}: {'; '.join(faults)}; see {runner.router.log}")
 
 
-def _observe(runner: Runner, load: Load, router_core: int, seconds: int) -> tuple[Outcome, CpuTime, float]:
+def _observe(
+    runner: Runner, load: Load, router_core: int, seconds: int, connections: int
+) -> tuple[Outcome, CpuTime, float]:
     pid = runner.router.process.pid
     started, before, busy_before = time.monotonic(), tree_cpu(pid), core_busy_s(router_core)
-    outcome = load.run(runner.place.url, seconds)
+    outcome = load.run(runner.place.url, seconds, connections)
     cpu = tree_cpu(pid) - before
     busy_s = core_busy_s(router_core) - busy_before
     wall_s = time.monotonic() - started
@@ -225,9 +241,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     names = [contender.name for contender in CONTENDERS]
     parser = argparse.ArgumentParser(description="CPU per streamed turn of our router and its peers, side by side")
     parser.add_argument("--routers", default=",".join(names), help=f"comma-separated, of: {', '.join(names)}")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=4, help="of one measured run")
-    parser.add_argument("--connections", type=int, default=16, help="turns under way at the same time")
+    parser.add_argument(
+        "--connections",
+        type=lambda text: [int(count) for count in text.split(",")],
+        default=[16, 64, 256],
+        help="comma-separated: turns under way at the same time, one comparison for each",
+    )
     parser.add_argument("--against", default=VLLM_ROUTER, choices=names, help="the peer that --max-ratio refers to")
     parser.add_argument("--max-ratio", type=float, default=0.8)
     parser.add_argument("--out", type=Path, default=_ROOT / "out" / "perf-router")
