@@ -181,11 +181,15 @@ class Serving:
         return {role: self.role(name, role) for role in ROLES}
 
     def until_settled(self, name: str = "tiny") -> None:
-        """Wait until nothing is under way: every workload rolled out, no pod ending, all said in the status."""
-        for role in ROLES:
-            self.until_rolled_out(name, role)
-        self.until_condition(name, "Ready", "True")
-        self.until_condition(name, "Progressing", "False")
+        """Wait until nothing is under way: all said in the status, every workload rolled out, no pod ending.
+
+        The status is of the latest edit; straight after one the workloads are still as they were.
+        """
+        for _ in range(2):  # what the workloads do meanwhile may show in the status once more
+            self.until_condition(name, "Ready", "True")
+            self.until_condition(name, "Progressing", "False")
+            for role in ROLES:
+                self.until_rolled_out(name, role)
 
     def until_rolled_out(self, name: str, role: str) -> None:
         """Wait until a workload has exactly the pods that it wants, all of them new and ready."""

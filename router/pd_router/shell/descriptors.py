@@ -32,7 +32,20 @@ def for_clients(limit: int, max_inflight: int) -> int:
 
     Each turn needs two more: one to decode, while the one to prefill is still kept for the next.
     """
-    return max(1, limit - min(2 * max_inflight + RESERVE, 2 * limit // 3 + RESERVE // 4))
+    left = limit - for_pump(limit, max_inflight)
+    return max(1, left - min(2 * max_inflight + RESERVE, 2 * left // 3 + RESERVE // 4))
+
+
+def for_pump(limit: int, max_inflight: int) -> int:
+    """Descriptors that streams in the pump may have, two each: where these are scarce, such streams take the other
+    way."""
+    return min(2 * max_inflight, limit // 16)
+
+
+def pumped_streams(max_inflight: int) -> int:
+    """How many streams may be in the pump under this process's limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return for_pump(soft, max_inflight) // 2
 
 
 class ClientShare:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
+import os
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pd_router.core.sse import SseFilter
@@ -67,8 +68,8 @@ class Source(Protocol):
 class Pump:
     """The streams of one loop that need no Python. Belongs to the loop's thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Raises NotBuilt."""
+    def __init__(self, loop: asyncio.AbstractEventLoop, most: int) -> None:
+        """`most`: streams at one time; each has two descriptors. Raises NotBuilt."""
         library = self.library = load()
         at, text, size = ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t
         pointer = ctypes.POINTER(_Pump)
@@ -88,7 +89,7 @@ class Pump:
         self.pump: Any = library.pump_new()
         if not self.pump:
             raise NotBuilt("the kernel gives it no memory or no descriptor")
-        self._loop = loop
+        self._loop, self._most = loop, most
         self._fd = library.pump_fd(self.pump)
         self._events, self.taken = self.pump.contents.events, self.pump.contents.taken
         self._run_once = library.pump_run
@@ -105,7 +106,7 @@ class Pump:
     def adopt(self, source: Source, stream: SseFilter, sink: asyncio.Transport) -> PumpedStream | None:
         """Take over a stream whose last token was written to `sink`. None when that can't be."""
         engine = source.transport
-        if engine is None or sink.is_closing() or sink.get_write_buffer_size():
+        if engine is None or len(self.streams) >= self._most or sink.is_closing() or sink.get_write_buffer_size():
             return None
         if sink.get_extra_info("sslcontext") is not None or engine.get_extra_info("sslcontext") is not None:
             return None
@@ -114,7 +115,7 @@ class Pump:
             return None
         slot = self.library.pump_adopt(self.pump, up.fileno(), down.fileno(), max(0, stream.room))
         if slot < 0:
-            log.warning("a stream can't be pumped: errno %d", -slot)
+            log.debug("a stream stays in Python: %s", os.strerror(-slot))
             return None
         made = self.streams[slot] = PumpedStream(self, slot, source, stream, sink)
         engine.pause_reading()

@@ -25,7 +25,7 @@ from pd_router.shell.admission import Admission
 from pd_router.shell.client import ClientConnection, ServerState
 from pd_router.shell.context import Context
 from pd_router.shell.conversations import PREFIX, end_conversation
-from pd_router.shell.descriptors import ClientShare
+from pd_router.shell.descriptors import ClientShare, pumped_streams
 from pd_router.shell.discovery import Discovery, StaticDiscovery
 from pd_router.shell.discovery_metrics import DiscoveryMetrics, FleetCollector
 from pd_router.shell.exchange import Failure
@@ -353,7 +353,7 @@ def _make_pump(settings: Settings, loop: asyncio.AbstractEventLoop) -> Pump | No
     if settings.native is Native.OFF:
         return None
     try:
-        return Pump(loop)
+        return Pump(loop, pumped_streams(settings.limits.max_inflight))
     except NotBuilt as error:
         if settings.native is Native.ON:
             raise SettingsError([f"--native: {error}"]) from error

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from pd_router.shell.descriptors import LOG_SECONDS, ClientShare, for_clients
+from pd_router.shell.descriptors import LOG_SECONDS, RESERVE, ClientShare, for_clients, for_pump
 
 OPEN_ANYWAY = 25
 """Listeners, log, event loop and probes of a router with a few engines."""
@@ -14,15 +14,16 @@ OPEN_ANYWAY = 25
 
 @pytest.mark.parametrize("limit", [256, 1024, 4096, 65536, 1 << 20])
 @pytest.mark.parametrize("max_inflight", [1, 64, 1024, 100_000])
-def test_every_turn_of_every_client_finds_its_two_connections(limit: int, max_inflight: int) -> None:
+def test_every_turn_of_every_client_finds_its_connections_and_the_pump_its_own(limit: int, max_inflight: int) -> None:
     clients = for_clients(limit, max_inflight)
     turns = min(clients, max_inflight)
     assert clients > limit // 6
-    assert clients + 2 * turns + OPEN_ANYWAY <= limit
+    assert clients + 2 * turns + for_pump(limit, max_inflight) + OPEN_ANYWAY <= limit
+    assert 0 < for_pump(limit, max_inflight) <= 2 * max_inflight
 
 
 def test_a_large_limit_is_not_wasted() -> None:
-    assert for_clients(1 << 20, 1024) > (1 << 20) - 4096
+    assert for_clients(1 << 20, 1024) > (1 << 20) - 4 * 1024 - 2 * RESERVE
 
 
 def test_a_tiny_limit_still_lets_somebody_in() -> None:
