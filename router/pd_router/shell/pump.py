@@ -106,7 +106,9 @@ class Pump:
     def adopt(self, source: Source, stream: SseFilter, sink: asyncio.Transport) -> PumpedStream | None:
         """Take over a stream whose last token was written to `sink`. None when that can't be."""
         engine = source.transport
-        if engine is None or len(self.streams) >= self._most or sink.is_closing() or sink.get_write_buffer_size():
+        if engine is None or engine.is_closing() or sink.is_closing() or sink.get_write_buffer_size():
+            return None
+        if len(self.streams) >= self._most:
             return None
         if sink.get_extra_info("sslcontext") is not None or engine.get_extra_info("sslcontext") is not None:
             return None
