@@ -25,6 +25,9 @@ MAX_ENDING: Final = 8 * MAX_BATCH
 _REMEMBERED: Final = 8 * MAX_BATCH
 """Promises without a right of which it is known when they end, or that they were ended: handles still lead to them."""
 _LEAST_BEAT: Final = 0.2
+_RETRY: Final = 1.0
+"""Seconds after the first batch that was not answered, doubled for each further one up to half a beat."""
+_MAX_FAILURES: Final = 16
 _SLACK: Final = 1.0
 """Engines count whole seconds."""
 
@@ -70,20 +73,23 @@ class _Kept:
             return self.seconds
         return max(1, min(self.seconds, math.ceil(self.until - now)))
 
-    def due(self, last: float, beat: float) -> float:
-        """When it should be prolonged: the first time at once, while a turn runs at its engine's next beat; then at one
-        in the middle third, or at the end of that."""
+    def due(self, last: float, beat: float, now: float) -> float:
+        """When it should be prolonged: the first time at once, even where it holds long enough, so that the engine
+        hears of the right; while a turn runs at its engine's next beat; then at one in the middle third, or at the end
+        of that."""
         third = self.seconds / 3
         due = min(last + beat, self.ends - third)
         if self.spoken_for:
             due = max(self.ends - 2 * third, due)
         if self.turns:
             return due
-        if self.exact and self.ends > self.until + _SLACK:
+        if self.exact and self.ends > max(self.until, now) + _SLACK:
             return -math.inf  # it is to end sooner
-        if due >= self.until or (self.exact and self.ends >= self.until):
+        if now >= self.until:
             return math.inf
-        return due if self.spoken_for else -math.inf
+        if not self.spoken_for:
+            return -math.inf
+        return math.inf if due >= self.until or (self.exact and self.ends >= self.until) else due
 
 
 @dataclass(slots=True)
@@ -95,6 +101,8 @@ class _Engine:
     last: float = -math.inf
     """When promises were last prolonged."""
     not_before: float = -math.inf
+    failures: int = 0
+    """Batches in a row that were not answered."""
     busy: bool = False
     """A batch is under way."""
     shortest: int = 0
@@ -116,8 +124,8 @@ class Outcome(NamedTuple):
 
     renewed: int = 0
     released: tuple[Why, ...] = ()
-    lost: int = 0
-    """Promises that should have held and did not."""
+    lost: tuple[str, ...] = ()
+    """Tokens of promises that should have held and did not."""
 
 
 class Leases:
@@ -206,8 +214,8 @@ class Leases:
         """What to tell an engine now, at most `MAX_BATCH` promises; `answered` must follow. None: nothing."""
         engine = self._engines[holder]
         items = [(token, 0) for token in list(engine.ending)[:MAX_BATCH]]
-        beat = self._tidy(engine)
-        waiting = sorted((kept.due(engine.last, beat), kept.ends, token) for token, kept in engine.kept.items())
+        beat = self._tidy(engine, now)
+        waiting = sorted((kept.due(engine.last, beat, now), kept.ends, token) for token, kept in engine.kept.items())
         if waiting and waiting[0][0] <= now and len(items) < MAX_BATCH:
             # With what is due go those that would be due soon.
             chosen = [token for due, _, token in waiting[: MAX_BATCH - len(items)] if due <= now + beat / 2]
@@ -226,7 +234,8 @@ class Leases:
             return Outcome()
         engine.busy = False
         released: list[Why] = []
-        renewed = lost = 0
+        lost: list[str] = []
+        renewed = 0
         for place, (token, asked) in enumerate(batch.items):
             kept = engine.kept.get(token)
             if asked == 0:
@@ -236,16 +245,19 @@ class Leases:
             elif left is None or kept is None:
                 continue
             elif left[place] < 1:
-                lost += kept.sure
+                if kept.sure:
+                    lost.append(token)
                 del engine.kept[token]
                 self._know(token, batch.sent)
             else:
                 renewed += 1
                 kept.ends, kept.sure, kept.spoken_for = batch.sent + min(left[place], asked), True, True
         beat = self._beat(engine)
-        engine.not_before = now + max(1.0, beat / 2) if left is None else now
-        self._settle(holder, engine, self._tidy(engine), now)
-        return Outcome(renewed, tuple(released), lost)
+        engine.failures = 0 if left is not None else min(engine.failures + 1, _MAX_FAILURES)
+        pause = min(_RETRY * 2 ** (engine.failures - 1), max(_RETRY, beat / 2)) if engine.failures else 0.0
+        engine.not_before = now + pause
+        self._settle(holder, engine, self._tidy(engine, now), now)
+        return Outcome(renewed, tuple(released), tuple(lost))
 
     # -- inside --------------------------------------------------------------------------------------
     def _engine(self, holder: str, seconds: int) -> _Engine:
@@ -260,7 +272,7 @@ class Leases:
 
     def _look_at(self, engine: _Engine, token: str, kept: _Kept, now: float) -> None:
         """What is known of a promise has changed."""
-        due = kept.due(engine.last, self._beat(engine))
+        due = kept.due(engine.last, self._beat(engine), now)
         if due == math.inf:
             self._let_go(engine, token)
         else:
@@ -286,11 +298,11 @@ class Leases:
             del engine.ending[next(iter(engine.ending))]
         engine.look_at(now + DELAY)
 
-    def _tidy(self, engine: _Engine) -> float:
+    def _tidy(self, engine: _Engine, now: float) -> float:
         """Let go of promises without a right. Returns the seconds between two batches of renewals."""
         beat = self._beat(engine)
         for token, kept in list(engine.kept.items()):
-            if kept.due(engine.last, beat) == math.inf:
+            if kept.due(engine.last, beat, now) == math.inf:
                 self._let_go(engine, token)
         engine.shortest = min((kept.seconds for kept in engine.kept.values()), default=engine.shortest)
         return self._beat(engine)
@@ -304,4 +316,4 @@ class Leases:
         if engine.ending:
             engine.look_at(now + DELAY)
         for kept in engine.kept.values():
-            engine.look_at(kept.due(engine.last, beat))
+            engine.look_at(kept.due(engine.last, beat, now))

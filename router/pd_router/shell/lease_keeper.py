@@ -226,7 +226,7 @@ class LeaseKeeper:
             reason = MALFORMED
         outcome = self._leases.answered(member.key, batch, left, self._now())
         self.metrics.renewed.inc(outcome.renewed)
-        self.metrics.lost.inc(outcome.lost)
+        self.metrics.lost.inc(len(outcome.lost))
         for why in outcome.released:
             self.metrics.released[why.value].inc()
         if reason:

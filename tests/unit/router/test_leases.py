@@ -31,6 +31,8 @@ class Engine:
     ends: dict[str, float] = field(default_factory=dict)
     posts: list[float] = field(default_factory=list)
     renewals: list[float] = field(default_factory=list)
+    heard: dict[str, int] = field(default_factory=dict)
+    """How often it was asked to prolong which."""
     silent: bool = False
 
     def promise(self, one: Lease, now: float) -> None:
@@ -43,6 +45,8 @@ class Engine:
         assert 1 <= len(batch.items) <= MAX_BATCH
         assert len({token for token, _ in batch.items}) == len(batch.items)
         self.posts.append(now)
+        for token, seconds in batch.items:
+            self.heard[token] = self.heard.get(token, 0) + bool(seconds)
         if any(seconds for _, seconds in batch.items):
             self.renewals.append(now)
         if self.silent:
@@ -105,7 +109,7 @@ class Scene:
         return Outcome(
             sum(one.renewed for one in self.outcomes),
             tuple(why for one in self.outcomes for why in one.released),
-            sum(one.lost for one in self.outcomes),
+            tuple(token for one in self.outcomes for token in one.lost),
         )
 
 
@@ -177,6 +181,55 @@ def test_what_the_client_asks_for_is_kept_to_within_a_second(seconds: int) -> No
     assert (scene.left(), scene.leases.next_at(), len(scene.leases)) == (0, math.inf, 0)
 
 
+@pytest.mark.parametrize("before", [None, 1.0, 15.0], ids=["first", "a second after another", "between two beats"])
+@pytest.mark.parametrize(
+    ("seconds", "exact"),
+    [*((seconds, True) for seconds in (1, 57, 58, 59, 60, 61, 62, 600)), *((s, False) for s in (1, 10, 59, 60, 61))],
+)
+def test_an_engine_hears_of_every_right_at_once(before: float | None, seconds: int, exact: bool) -> None:
+    scene = Scene()
+    if before is not None:
+        scene.hold(HOUR, scene.leave(lease(2)))
+        scene.wait(before)
+    scene.hold(seconds, scene.leave(), exact=exact)
+    scene.wait(DELAY)
+    assert scene.engine.heard[ONE.token] == 1
+    left = scene.left()
+    assert left == 60.0 if not exact else left <= min(60, seconds)
+    scene.wait(seconds - 1.0)
+    assert scene.left() > 0
+    scene.wait(62.0)
+    assert scene.left() == 0
+
+
+def test_of_a_right_that_has_passed_before_it_was_told_nothing_is_said() -> None:
+    scene = Scene()
+    scene.hold(DELAY / 2, scene.leave())
+    scene.wait(100.0)
+    assert (scene.engine.posts, len(scene.leases)) == ([], 0)
+
+
+def test_a_hold_that_an_engine_did_not_hear_of_is_told_again_soon_and_then_ever_less_often() -> None:
+    scene = Scene()
+    scene.engine.silent = True
+    scene.hold(600.0, scene.leave(), exact=True)
+    begun = scene.now
+    scene.wait(40.0)
+    told = [round(at - begun, 3) for at in scene.engine.posts]
+    assert told == [0.2, 1.2, 3.2, 7.2, 15.2, 25.2, 35.2]
+    scene.engine.silent = False
+    scene.wait(6.0)
+    assert scene.total.renewed == 1
+    # Once it answers, what is new is said at once, and one failure costs a second again.
+    scene.hold(600.0, scene.leave(lease(2)), exact=True)
+    scene.engine.silent = True
+    scene.wait(DELAY)
+    scene.engine.silent = False
+    assert scene.total.renewed == 1
+    scene.wait(1.0)
+    assert scene.left(lease(2)) == 60.0
+
+
 def test_an_end_is_told_at_once_together_with_others() -> None:
     scene = Scene()
     for number in range(1, 6):
@@ -184,7 +237,7 @@ def test_an_end_is_told_at_once_together_with_others() -> None:
     scene.wait(DELAY)
     assert len(scene.engine.posts) == 1
     assert not any(scene.left(lease(number)) for number in range(1, 6))
-    assert scene.total == Outcome(0, (Why.SUPERSEDED,) * 5, 0)
+    assert scene.total == Outcome(0, (Why.SUPERSEDED,) * 5)
 
 
 def test_no_end_while_a_turn_runs_on_it() -> None:
@@ -212,7 +265,7 @@ def test_what_was_ended_is_not_asked_for_again() -> None:
     scene.leases.release(D, ONE, Why.EVICTED, scene.now)
     scene.wait(100.0)
     scene.end()
-    assert (len(scene.engine.posts), scene.total.lost) == (1, 0)
+    assert (len(scene.engine.posts), scene.total.lost) == (1, ())
 
 
 def test_a_lost_lease_is_counted_once_and_one_that_had_run_out_is_not() -> None:
@@ -221,14 +274,14 @@ def test_a_lost_lease_is_counted_once_and_one_that_had_run_out_is_not() -> None:
     scene.begin()
     scene.engine.ends.clear()
     scene.wait(300.0)
-    assert (scene.total.lost, len(scene.engine.posts)) == (1, 1)
+    assert (scene.total.lost, len(scene.engine.posts)) == ((ONE.token,), 1)
     scene.end()
 
     scene.leases.begin(D, lease(2), scene.now - 1.0, scene.now)
     assert len(scene.leases) == 0
     scene.leases.begin(D, lease(3), scene.now + 50.0, scene.now, sure=False)
     scene.wait(300.0)
-    assert (scene.total.lost, len(scene.engine.posts)) == (1, 2)
+    assert (scene.total.lost, len(scene.engine.posts)) == ((ONE.token,), 2)
 
 
 def test_a_turn_that_comes_when_a_hold_is_nearly_over() -> None:
@@ -240,7 +293,21 @@ def test_a_turn_that_comes_when_a_hold_is_nearly_over() -> None:
     scene.begin(ends=900.0)  # the handle says that it should be over by now
     scene.wait(100.0)
     assert scene.left() > 15.0
-    assert scene.total.lost == 0
+    assert scene.total.lost == ()
+
+
+def test_a_hold_that_passed_while_a_turn_ran_on_it_is_ended_by_one_word() -> None:
+    scene = Scene()
+    scene.leave()
+    scene.hold(5.0, exact=True)
+    scene.begin()
+    scene.wait(100.0)
+    said = len(scene.engine.posts)
+    assert scene.left() > 15.0
+    scene.end()
+    scene.wait(2.0)
+    assert (scene.left(), len(scene.leases), scene.leases.next_at()) == (0, 0, math.inf)
+    assert len(scene.engine.posts) == said + 1
 
 
 def test_a_turn_of_a_moment_asks_for_nothing() -> None:
@@ -324,7 +391,7 @@ def test_an_engine_that_says_nothing_is_asked_seldom_and_costs_ends_only() -> No
     scene.leases.release(D, lease(9), Why.EVICTED, scene.now)
     scene.wait(100.0)
     assert 3 <= len(scene.engine.posts) <= 12
-    assert scene.total == Outcome(0, (), 0)
+    assert scene.total == Outcome()
     scene.engine.silent = False
     scene.leave()
     scene.wait(15.0)
@@ -422,7 +489,7 @@ def test_a_lease_holds_while_there_is_a_right_and_ends_when_it_is_ended(ops: lis
         elif verb == "release":
             scene.leases.release(D, model.lease, Why.SUPERSEDED, scene.now)
             model.over = True
-    assert scene.total.lost == 0
+    assert scene.total.lost == ()
     for model in models.values():
         while model.turns:
             scene.end(model.lease)
