@@ -104,8 +104,25 @@ def read_ids(body: dict[str, Any], headers: Mapping[str, str], unknown: frozense
     for name in ID_HEADERS:
         value = headers.get(name)
         if value:
-            found.append((name, value))
+            found.append((name, value if value.isascii() else _as_sent(value)))
     return tuple(found)
+
+
+def id_text(raw: bytes) -> str:
+    """The bytes of an id outside JSON, in a header or a path, as text: UTF-8, or Latin-1 where they are none. So an id
+    is the same one wherever a client names it."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return raw.decode("latin-1")
+
+
+def _as_sent(value: str) -> str:
+    """The same of a header's value, which was read as Latin-1."""
+    try:
+        return id_text(value.encode("latin-1"))
+    except UnicodeEncodeError:
+        return value
 
 
 def open_prompt(api: Api, body: dict[str, Any], recall: responses.Recall | None) -> Prompt:

@@ -13,6 +13,7 @@ from urllib.parse import unquote_to_bytes
 import orjson
 
 from pd_router.core.errors import bad_method, unknown_path
+from pd_router.core.facts import id_text
 from pd_router.shell.context import Context
 from pd_router.shell.request_reader import Request
 from pd_router.shell.responder import Responder
@@ -24,7 +25,7 @@ async def end_conversation(context: Context, path: str, request: Request, respon
     """Answer a request below `PREFIX`. `deleted` is false where the store could not be asked: what it has may stay."""
     own = [(b"x-request-id", context.request_id(request.headers).encode("latin-1", "replace"))]
     written = path.removeprefix(PREFIX)
-    name = unquote_to_bytes(written).decode("utf-8", "replace")
+    name = id_text(unquote_to_bytes(written))
     if not name or "/" in written:
         responder.send_error(unknown_path(path), own)
         return

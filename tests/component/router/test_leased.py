@@ -484,6 +484,27 @@ async def test_no_credential_of_a_client_goes_with_it(deploy: Any) -> None:
     assert "authorization" not in deployment.decode.lease_calls[-1].headers
 
 
+# -- ids that are no ASCII -------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "path"), [("ünï", "%C3%BCn%C3%AF"), ("ünï", "%FCn%EF"), ("会話", "%E4%BC%9A%E8%A9%B1")]
+)
+async def test_an_id_in_a_header_is_the_one_in_a_path_and_in_a_body(deploy: Any, name: str, path: str) -> None:
+    deployment = await deploy(LASTING)
+    headers = {"Authorization": f"Bearer sk-{path}"}
+    first = await lease_of(deployment, Talk(deployment, headers={**headers, "X-Conversation-ID": name}))
+    # Without a word in common, so that the id alone leads there.
+    other = Talk(deployment, headers=headers, conversation_id=name)
+    second = await lease_of(deployment, other)
+    await ended(deployment.decode, first)
+    third = await lease_of(deployment, Talk(deployment, headers={**headers, "X-Conversation-ID": name}))
+    await ended(deployment.decode, second)
+    status, answer = await delete(deployment, path, headers)
+    assert (status, answer) == (200, {"id": name, "object": "conversation.deleted", "deleted": True})
+    await ended(deployment.decode, third)
+    for leg in (deployment.prefill, deployment.decode):
+        assert leg.generates[-1].header("X-Conversation-ID") is None
+
+
 # -- several -----------------------------------------------------------------------------------------
 WORKERS = Spec(connector=CONNECTOR, flags=(("--workers", "2"), ("--handle-cap-entries", "3")))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pd_router.core.facts import id_text
 from pd_router.core.history import make_reply
 from pd_router.core.linking import HISTORY, Keyring, is_id_key, kind_of, tenant_of
 from pd_router.core.request import Api, Prepared, prepare
@@ -185,6 +186,22 @@ def test_each_id_links_one_turn_to_the_next(name: str) -> None:
     assert is_id_key(stored[0])
     assert kind_of(stored[0]) == name.removeprefix("x-").replace("-", "_")
     assert not set(stored) & set(RING.lookup_keys("u", turn("second")))
+
+
+@pytest.mark.parametrize("name", ["c1", "ünïcode", "会話", "a b"])
+@pytest.mark.parametrize("header", ID_HEADERS)
+def test_an_id_in_a_header_is_that_of_a_body_and_of_a_path(header: str, name: str) -> None:
+    field = header.removeprefix("x-").replace("-", "_")
+    for coding in ("utf-8", "latin-1") if name != "会話" else ("utf-8",):
+        sent = chat({header: name.encode(coding).decode("latin-1")})
+        told = chat(**{field: name})
+        assert RING.lookup_keys("t", sent) == RING.lookup_keys("t", told)
+        assert RING.conversations("t", sent) == (RING.conversation("t", id_text(name.encode(coding))),)
+
+
+def test_what_is_no_text_of_bytes_is_taken_as_it_is() -> None:
+    assert chat({"x-session-id": "会話"}).ids == (("x-session-id", "会話"),)
+    assert id_text(b"\xff") == "ÿ"
 
 
 def test_a_header_is_the_field_of_its_name() -> None:
