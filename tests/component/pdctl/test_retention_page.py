@@ -37,3 +37,13 @@ def test_the_trace_that_it_shows_is_one() -> None:
     [shown] = re.findall(r"^```\n(\{.*?)^```", PAGE, re.M | re.S)
     [turns] = parse_trace(shown.splitlines())
     assert [turn.after_tool for turn in turns] == [False, True, False]
+
+
+def test_the_command_for_that_trace_plays_it(tmp_path: Path) -> None:
+    [shown] = re.findall(r"^```\n(\{.*?)^```", PAGE, re.M | re.S)
+    [command] = re.findall(r"^\.venv/bin/pdctl (simulate --trace .*)$", PAGE, re.M)
+    file = tmp_path / "trace.jsonl"
+    file.write_text(shown)
+    result = CliRunner().invoke(app, command.replace("trace.jsonl", str(file)).split())
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("3 turns of 1 clients")

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pd_router.core.leases import Leases
+from pd_wire.lease import Lease
+from pdctl.core import retention_simulation
+from pdctl.core.kv_pool import Pool
 from pdctl.core.kv_trace import Client, Turn
 from pdctl.core.retention_modes import COMPARED, UNPINNED, Mode, leased, pinned
 from pdctl.core.retention_simulation import Engine, simulate, unhindered_end, working_set_blocks
@@ -44,7 +49,8 @@ def test_pinned_holds_until_the_read_and_then_until_the_timer() -> None:
 def test_a_handle_that_the_router_has_forgotten_is_not_read_and_still_costs() -> None:
     out = simulate([pair(0, 455)], pinned(480), 20, ENGINE)
     assert (out.hits, out.reused_tokens) == (0, 0)
-    assert simulate([pair(0, 450)], pinned(480), 20, ENGINE).hits == 1
+    assert simulate([pair(0, 450)], pinned(480), 20, ENGINE).hits == 0
+    assert simulate([pair(0, 449)], pinned(480), 20, ENGINE).hits == 1
     # Its own blocks are still there when it starts, so they are pinned for 455 s and then run with it.
     assert out.held_block_s == 4 * 455 + 6 * 480
 
@@ -82,21 +88,124 @@ def test_a_lease_outlives_passing_turns_while_its_tools_run() -> None:
     assert simulate(idle, leased(), 10, ENGINE).reused_tokens == 0
 
 
-def test_a_lease_over_its_share_is_refused_and_the_turn_is_as_unpinned() -> None:
+def test_handles_without_a_timer_are_good_for_an_hour() -> None:
+    engine = replace(ENGINE, seconds=4000.0)
+    for mode in (UNPINNED, leased()):
+        assert simulate([pair(0, 3599)], mode, 20, engine).hits == 1
+        assert simulate([pair(0, 3600)], mode, 20, engine).hits == 0
+
+
+def test_a_lease_over_its_share_is_of_the_leading_blocks_and_the_rest_is_as_unpinned() -> None:
     out = simulate([pair(0, 5)], leased(share=0.2), 10, ENGINE)
-    assert out.refused == 2
+    assert (out.refused, out.partly) == (0, 2)
+    # 2 blocks for the 5 s between the turns, and for a minute after the second.
+    assert (out.held_block_s, out.reused_tokens) == (2 * 5 + 2 * 60, 40)
+    out = simulate([pair(0, 5)], leased(share=0.05), 10, ENGINE)
+    assert (out.refused, out.partly) == (2, 0)
     assert (out.held_block_s, out.reused_tokens) == (0, 40)
+
+
+def test_a_lease_is_of_whole_blocks() -> None:
+    [first] = single(0)
+    out = simulate([[replace(first, prompt_tokens=25)]], leased(), 20, ENGINE)
+    assert out.held_block_s == 3 * 60
 
 
 def test_a_lease_is_renewed_every_third_and_no_longer_than_the_router_likes() -> None:
     def held(wait: float, hold: float) -> float:
-        mode = leased(60, 1.0, hold)
-        out = simulate([[*pair(0, wait, tools=True)][:2]], mode, 20, ENGINE)
+        out = simulate([pair(0, wait, tools=True)], leased(60, 1.0, hold), 20, ENGINE)
         return out.held_block_s - 6 * 60
 
-    assert held(wait=30, hold=600) == 4 * 30
-    # Renewed at 20 s and 40 s, then not any more: over at 100 s, before the turn comes.
-    assert held(wait=200, hold=50) == 4 * 100
+    assert held(wait=30, hold=600) == pytest.approx(4 * 30)
+    # Renewed after 0.2 s, 20.2 s and 40.2 s, then not any more: over before the turn comes.
+    assert held(wait=200, hold=50) == pytest.approx(4 * 100.2)
+
+
+@pytest.mark.parametrize(("later", "stays"), [(0.1, False), (0.3, True)])
+def test_an_engine_has_heard_of_tools_after_a_fifth_of_a_second(later: float, stays: bool) -> None:
+    # Both want all of the cap; the second lease is due so much after the first.
+    clients = [pair(0, 30, tools=True), single(later), single(5, blocks=8)]
+    out = simulate(clients, leased(), 8, ENGINE)
+    assert out.reused_tokens == 0, "the last turn needs the whole pool"
+    clients = [pair(0, 30, tools=True), single(later), single(5, blocks=6)]
+    assert simulate(clients, leased(), 10, ENGINE).reused_tokens == (40 if stays else 0)
+
+
+def goes_on(*, tools: bool) -> Client:
+    """Turns of 4, 5 and 5 blocks, the second 5 s after the first, by tools or not, and the third 50 s later."""
+    return [
+        Turn(30, 10, fresh=True),
+        Turn(40, 10, wait_s=5, after_tool=tools),
+        Turn(50, 1, wait_s=50),
+    ]
+
+
+@pytest.mark.parametrize("spoken", [False, True])
+def test_a_turn_inherits_the_good_word_for_the_one_that_it_continues(spoken: bool) -> None:
+    # Single turns' leases want the cap of 6 from 11 s on, and 5 blocks are in use at a time.
+    passing = [single(at, blocks=5) for at in (10, 20, 30, 40)]
+    out = simulate([goes_on(tools=spoken), *passing], leased(), 12, ENGINE)
+    assert out.reused_tokens == (90 if spoken else 40)
+
+
+@pytest.mark.parametrize(("at", "partly"), [(10, 1), (30, 2)])
+def test_a_turn_that_runs_is_spoken_for_with_the_next_beat(at: float, partly: int) -> None:
+    # Its lease is from 1 s on, and the cap is 6: before 21 s it gives way to one of 6 blocks, then it leaves 2 of them.
+    runs = [Turn(30, 10, fresh=True), Turn(50, 600, wait_s=5)]
+    out = simulate([runs, single(at, blocks=6)], leased(share=0.03), 200, ENGINE)
+    # Of its own 65 blocks the cap is held in the end.
+    assert (out.refused, out.partly) == (0, partly)
+
+
+def test_a_right_ends_when_the_history_is_rewritten() -> None:
+    first, second = pair(0, 5, tools=True)
+    out = simulate([[first, replace(second, fresh=True)]], leased(), 40, ENGINE)
+    # Heard of at 0.2 s, so 4 blocks hold until a minute later; 6 for a minute from the second turn on.
+    assert out.held_block_s == pytest.approx(4 * 60.2 + 6 * 60)
+
+
+class Heard(Pool):
+    """A pool that notes when a lease of a minute is prolonged."""
+
+    words: ClassVar[list[float]] = []
+
+    def speak(self, mark: int, ends: float) -> None:
+        self.words.append(ends - 60)
+        super().speak(mark, ends)
+
+
+@given(hold=st.floats(1, 700), wait=st.floats(0.5, 700), run=st.integers(1, 900))
+@settings(deadline=None)
+def test_leases_are_prolonged_when_the_router_would(hold: float, wait: float, run: int) -> None:
+    Heard.words = []
+    first, second = pair(0, wait, tools=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retention_simulation, "Pool", Heard)
+        simulate([[first, replace(second, reply_tokens=run)]], leased(60, 1.0, hold), 200, replace(ENGINE, seconds=5e3))
+    # Where the right was over before the turn came, the router's beat depends on what else there is to say.
+    end = wait + run / 10 if wait < hold else wait
+    heard = [word - 1 for word in Heard.words]
+    assert [word for word in heard if word < end] == pytest.approx(routers_words(hold, wait, end))
+
+
+def routers_words(hold: float, begin: float, end: float) -> list[float]:
+    """When the router prolongs a turn's lease of a minute: tools run, a turn goes on from `begin` to `end`."""
+    leases, lease, now, words = Leases(), Lease("0" * 32, 60), 0.0, list[float]()
+    leases.hold("decode", lease, hold, now, exact=False)
+    # Another conversation, for which the engine is told something with every beat.
+    leases.hold("decode", Lease("1" * 32, 60), 1e6, now, exact=False)
+    runs = False
+    while True:
+        now = max(now, min(leases.next_at(), end if runs else begin))
+        if now == end:
+            return words
+        if now == begin:
+            runs = leases.begin("decode", lease, 60.0, now)
+        for holder in leases.due(now):
+            batch = leases.batch(holder, now)
+            if batch is not None:
+                words += [now for token, _ in batch.items if token == lease.token]
+                leases.answered(holder, batch, [60] * len(batch.items), now)
 
 
 def test_fewer_tokens_than_the_engine_reads_are_computed() -> None:

@@ -2,6 +2,11 @@
 
 Free blocks are taken in vLLM's order: those that contain nothing, then the ones that were freed first, each
 conversation's last block before its first. A conversation thus loses its end first, and its beginning stays readable.
+
+What is held follows the connector's rules of leases. Beyond the cap a new one takes the place of those that nobody has
+spoken for, the earliest first, until all of it has room, and otherwise holds its leading blocks. Where turns need the
+memory the same go first, then what was spoken for longest ago. A turn shares its blocks with the one that it continues,
+and inherits the good word for it.
 """
 
 from __future__ import annotations
@@ -9,51 +14,62 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Final
+
+_LEADING: Final = 0
+_REST: Final = 1
+"""Of a turn's free blocks: those that were held, and the ones behind them, which were free before."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Held:
-    """Blocks out of the pool's reach from one time to another, in seconds.
-
-    Every ``beat_s`` somebody says that they are still wanted, for ``spoken_s`` from the start.
-    """
+    """A turn's leading blocks, out of others' reach until ``ends`` (seconds)."""
 
     blocks: int
-    since_s: float
-    until_s: float
-    spoken_s: float = 0.0
-    beat_s: float = math.inf
-
-    def value(self, now: float) -> tuple[bool, float]:
-        """What has been spoken for is worth more, and more so the later; of the rest the later one."""
-        beats = min(now - self.since_s, self.spoken_s) // self.beat_s
-        return beats > 0, self.since_s + (beats * self.beat_s if beats else 0.0)
+    ends: float
+    spoken: bool = False
+    """Somebody has said that they are wanted."""
+    shared: int = 0
+    """So many of them a running turn uses as well."""
 
 
 class Pool:
-    """Counts of blocks. What a finished turn leaves is known by a number, its `mark`, that the caller chooses."""
+    """Counts of blocks. What a finished turn leaves is known by a number, its `mark`, that the caller chooses.
 
-    def __init__(self, size: int) -> None:
+    Args:
+        size: blocks.
+        cap: most of them that may be held.
+    """
+
+    def __init__(self, size: int, cap: int | None = None) -> None:
         self.size = size
+        self.cap = size if cap is None else cap
         self.running = 0
         self.held_blocks = 0
+        """Held and not in use."""
+        self._kept = 0
+        """Held, in use or not."""
         self._empty = size
-        self._held: dict[int, Held] = {}
-        self._left: OrderedDict[int, int] = OrderedDict()
+        # What is to be given up first stands in front in both: nobody else speaks for a silent one, and whoever speaks
+        # puts his at the end.
+        self._silent: OrderedDict[int, Held] = OrderedDict()
+        self._spoken: OrderedDict[int, Held] = OrderedDict()
+        self._left: OrderedDict[tuple[int, int], int] = OrderedDict()
 
     @property
     def free(self) -> int:
         """Blocks that a turn can have at once: empty ones and what is left of finished turns."""
         return self._empty + sum(self._left.values())
 
-    def is_held(self, mark: int) -> bool:
-        """Whether these blocks are out of reach still."""
-        return mark in self._held
+    def held(self, mark: int) -> Held | None:
+        """What is held under this mark."""
+        return self._spoken.get(mark) or self._silent.get(mark)
 
     def intact(self, mark: int) -> int:
         """How many leading blocks contain what they did."""
-        held = self._held.get(mark)
-        return held.blocks if held is not None else self._left.get(mark, 0)
+        held = self.held(mark)
+        leading = self._left.get((mark, _LEADING), 0) if held is None else held.blocks
+        return leading + self._left.get((mark, _REST), 0)
 
     def fits(self, need: int, mark: int, own: int, *, reclaim: bool) -> bool:
         """Whether a turn can have ``need`` blocks, ``own`` of which are its conversation's leading ones.
@@ -63,75 +79,102 @@ class Pool:
         own = min(own, self.intact(mark))
         others = self.size - self.running - own
         if not reclaim:
-            # What is held of its own conversation is given up as it starts.
-            own_held = self._held[mark].blocks if mark in self._held else 0
-            others -= self.held_blocks - own_held
+            held = self.held(mark)
+            others -= self.held_blocks - (0 if held is None else min(own, held.blocks))
         return need - own <= others
 
-    def take(self, need: int, mark: int, own: int, now: float) -> None:
-        """Give a turn ``need`` blocks; call `fits` first. Its conversation's earlier blocks are held no longer.
+    def take(self, need: int, mark: int, own: int) -> None:
+        """Give a turn ``need`` blocks; call `fits` first. It continues the turn with this mark, if ``own`` are over 0.
 
-        What is held by others is taken last, and only as far as it takes.
+        What is held is taken last, and only as far as it takes.
         """
         own = min(own, self.intact(mark))
-        self.release(mark)
-        if own:
-            self._left[mark] -= own
-            if not self._left[mark]:
-                del self._left[mark]
+        held = self.held(mark)
+        if held is not None:
+            held.shared = min(own, held.blocks)
+            self.held_blocks -= held.shared
+            self._take_left((mark, _REST), own - held.shared)
+        else:
+            own_leading = min(own, self._left.get((mark, _LEADING), 0))
+            self._take_left((mark, _LEADING), own_leading)
+            self._take_left((mark, _REST), own - own_leading)
         more = need - own
         while more:
-            more -= self._take_some(more, now)
+            more -= self._take_some(more)
         self.running += need
 
-    def finish(self, blocks: int, mark: int) -> None:
-        """A turn has ended; its blocks contain its conversation and are free."""
-        self.running -= blocks
-        self._left[mark] = blocks
+    def finish(self, blocks: int, mark: int, before: int = -1, *, hold: int = 0, ends: float = math.inf) -> int:
+        """A turn has ended. Its first ``hold`` blocks are held until ``ends``, or as many as there is room for.
 
-    def hold(self, mark: int, held: Held) -> None:
-        """Put what is left under this mark, all of it, out of reach."""
-        del self._left[mark]
-        self._held[mark] = held
-        self.held_blocks += held.blocks
+        ``before``: the mark of the turn that it continued. That one's blocks are held no longer on its account.
 
-    def make_room(self, blocks: int, most: float, now: float) -> bool:
-        """See that so many more blocks can be held without holding more than ``most``.
-
-        Earlier ones that nobody has spoken for give way, the earliest first; if that is not enough, none does.
+        Returns:
+            How many blocks are held.
         """
-        over = self.held_blocks + blocks - most
-        if over <= 0:
-            return True
-        # In the order in which they were held: nobody has spoken for them since.
-        silent = [mark for mark, held in self._held.items() if not held.value(now)[0]]
-        if over > sum(self._held[mark].blocks for mark in silent):
-            return False
-        for mark in silent:
-            over -= self._held[mark].blocks
-            self.release(mark)
-            if over <= 0:
-                break
-        return True
+        self.running -= blocks
+        kept = self._make_room(hold, before)
+        old = self.held(before)
+        inherits = old is not None and old.spoken and old.blocks <= min(kept, old.shared)
+        self._leave((mark, _REST if kept else _LEADING), blocks - kept)
+        if old is not None:
+            self._forget(before, old)
+            self._leave((before, _LEADING), old.blocks - old.shared)
+        if kept:
+            (self._spoken if inherits else self._silent)[mark] = Held(kept, ends, inherits)
+            self.held_blocks += kept
+            self._kept += kept
+        return kept
+
+    def speak(self, mark: int, ends: float) -> None:
+        """Somebody says that what is held under this mark is wanted, at least until ``ends``."""
+        held = self._silent.pop(mark, None) or self._spoken.pop(mark)
+        held.spoken, held.ends = True, ends
+        self._spoken[mark] = held
 
     def release(self, mark: int) -> None:
         """Hold these no longer; they become the last that are taken. Nothing where they are not held."""
-        held = self._held.pop(mark, None)
+        held = self.held(mark)
         if held is not None:
-            self.held_blocks -= held.blocks
-            self._left[mark] = held.blocks
+            self._forget(mark, held)
+            self._leave((mark, _LEADING), held.blocks - held.shared)
 
-    def _take_some(self, most: int, now: float) -> int:
+    # -- inside --------------------------------------------------------------------------------------
+    def _make_room(self, blocks: int, before: int) -> int:
+        """Release what gives way to a new one of so many blocks. Returns how many of these can be held."""
+        old = self.held(before)
+        common = 0 if old is None else min(old.shared, blocks)
+        over = self._kept + blocks - common - self.cap
+        for mark in list(self._silent) if over > 0 else []:
+            helps = self._silent[mark].blocks - (common if mark == before else 0)
+            if helps and over > 0:
+                over -= helps
+                self.release(mark)
+        return blocks - max(0, over)
+
+    def _forget(self, mark: int, held: Held) -> None:
+        del (self._spoken if held.spoken else self._silent)[mark]
+        self._kept -= held.blocks
+        self.held_blocks -= held.blocks - held.shared
+
+    def _leave(self, key: tuple[int, int], blocks: int) -> None:
+        if blocks:
+            self._left[key] = blocks
+
+    def _take_left(self, key: tuple[int, int], blocks: int) -> None:
+        if blocks:
+            self._left[key] -= blocks
+            if not self._left[key]:
+                del self._left[key]
+
+    def _take_some(self, most: int) -> int:
         if self._empty:
             taken = min(most, self._empty)
             self._empty -= taken
             return taken
         if not self._left:
-            self.release(min(self._held, key=lambda mark: (self._held[mark].value(now), mark)))
-        mark, blocks = next(iter(self._left.items()))
+            self.release(next(iter(self._silent or self._spoken)))
+            return 0
+        key, blocks = next(iter(self._left.items()))
         taken = min(most, blocks)
-        if taken == blocks:
-            del self._left[mark]
-        else:
-            self._left[mark] = blocks - taken
+        self._take_left(key, taken)
         return taken

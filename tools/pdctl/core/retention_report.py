@@ -117,6 +117,7 @@ def _run_json(cell: Cell, engine: Engine) -> dict[str, Any]:
         "held_block_seconds_per_reused_token": out.held_block_s_per_token,
         "held_share_of_pool": out.held_share,
         "turns_not_held_for_want_of_room": out.refused,
+        "turns_partly_held_for_want_of_room": out.partly,
         "turns_that_waited": out.waited,
         "wait_p99_seconds": out.wait_p99_s,
     }

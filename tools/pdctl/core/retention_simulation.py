@@ -3,6 +3,9 @@
 Everything is counted in whole blocks and happens at events, so a run is exact and the same every time. A turn's read by
 P happens when it arrives; its decode gets all blocks of prompt and answer at once, in the order of arrival, and keeps
 them for as long as its answer takes. Prefill takes no time here, and P and the network are never short.
+
+With leases the router's words are events, too: a lease is prolonged while tools run and while a turn goes on from it,
+and ends with that turn's own. What becomes of them in decode is the pool's.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Final
 from pdctl.core.coding_agents import DECODE_TOKENS_PER_S
 from pdctl.core.kv_pool import Pool
 from pdctl.core.kv_trace import Client, Turn, reusable_tokens
-from pdctl.core.retention_modes import Mode
+from pdctl.core.retention_modes import FIRST_WORD_S, Mode
 
 BLOCK_TOKENS: Final = 16
 """vLLM's choice on GPUs."""
@@ -58,6 +61,8 @@ class Outcome:
     held_block_s: float = 0.0
     refused: int = 0
     """Turns whose blocks were not held, for want of room."""
+    partly: int = 0
+    """Turns of which only the leading blocks were."""
     waits_s: list[float] = field(default_factory=list)
 
     @property
@@ -134,7 +139,7 @@ def simulate(clients: Sequence[Client], mode: Mode, pool_blocks: int, engine: En
     largest = largest_turn_blocks(clients, engine)
     if largest > pool_blocks:
         raise ValueError(f"the largest turn needs {largest:,} blocks; the pool has {pool_blocks:,}")
-    return _Run(clients, mode, Pool(pool_blocks), engine).play()
+    return _Run(clients, mode, pool_blocks, engine).play()
 
 
 @dataclass(slots=True)
@@ -146,22 +151,33 @@ class _State:
     before: Turn | None = None
     mark: int = -1
     ended_s: float = 0.0
+    shared_blocks: int = 0
+    """Of what it left, so many leading ones are the next turn's too; known once that has arrived."""
 
 
 @dataclass(slots=True)
 class _Waiting:
     state: _State
     turn: Turn
-    shared_blocks: int
     since_s: float
 
 
+@dataclass(slots=True)
+class _Right:
+    """Why a lease is prolonged: a turn runs on it, or its client runs tools until then."""
+
+    until_s: float
+    running: bool = False
+
+
 class _Run:
-    def __init__(self, clients: Sequence[Client], mode: Mode, pool: Pool, engine: Engine) -> None:
-        self._mode, self._pool, self._engine = mode, pool, engine
-        self._outcome = Outcome(mode.name, pool.size, engine.seconds)
+    def __init__(self, clients: Sequence[Client], mode: Mode, pool_blocks: int, engine: Engine) -> None:
+        self._mode, self._engine = mode, engine
+        self._pool = Pool(pool_blocks, int(mode.share * pool_blocks))
+        self._outcome = Outcome(mode.name, pool_blocks, engine.seconds)
         self._queue: deque[_Waiting] = deque()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._rights: dict[int, _Right] = {}
         self._marks = 0
         self._counted = 0
         self._now = 0.0
@@ -191,10 +207,10 @@ class _Run:
     def _arrive(self, state: _State) -> None:
         turn, mode, engine = state.turns[state.next], self._mode, self._engine
         shared = reusable_tokens(state.before, turn)
-        read = min(self._pool.intact(state.mark), shared // engine.block_tokens) * engine.block_tokens
-        if mode.readable_s is not None and (
-            self._now - state.ended_s > mode.readable_s or not self._pool.is_held(state.mark)
-        ):
+        state.shared_blocks = shared // engine.block_tokens
+        read = min(self._pool.intact(state.mark), state.shared_blocks) * engine.block_tokens
+        pinned = mode.hold_s and not mode.leased
+        if self._now - state.ended_s >= mode.readable_s or (pinned and self._pool.held(state.mark) is None):
             read = 0
         if read < engine.min_read_tokens:
             read = 0
@@ -205,43 +221,88 @@ class _Run:
             outcome.hits += read > 0
             outcome.reusable_tokens += shared
             outcome.reused_tokens += read
-        if mode.spent and read:
+        if pinned and read:
             self._pool.release(state.mark)
-        self._queue.append(_Waiting(state, turn, shared // engine.block_tokens, self._now))
+        if state.shared_blocks:
+            self._run_on(state.mark)
+        else:
+            # An agent that rewrites its history has it summed up first: an answer that goes on and calls no tools.
+            self._rights.pop(state.mark, None)
+        self._queue.append(_Waiting(state, turn, self._now))
 
     def _admit(self) -> None:
         """First come, first served: a turn that doesn't fit keeps those behind it waiting, as in vLLM."""
         while self._queue:
             first = self._queue[0]
             state, turn = first.state, first.turn
-            need, own = self._engine.blocks(turn.tokens), first.shared_blocks
-            # Nothing shared: what the earlier turn left is not this one's, and is held until its time is over.
-            mark = state.mark if own else -1
-            if not self._pool.fits(need, mark, own, reclaim=self._mode.reclaim):
+            need, own = self._engine.blocks(turn.tokens), state.shared_blocks
+            if not self._pool.fits(need, state.mark, own, reclaim=self._mode.reclaim):
                 return
             self._queue.popleft()
-            self._pool.take(need, mark, own, self._now)
+            self._pool.take(need, state.mark, own)
             self._outcome.waits_s.append(self._now - first.since_s)
             seconds = turn.reply_tokens / self._engine.decode_tokens_per_s
             self._at(self._now + seconds, partial(self._finish, state, turn))
 
     def _finish(self, state: _State, turn: Turn) -> None:
-        blocks = self._engine.blocks(turn.tokens)
+        mode, engine, blocks = self._mode, self._engine, self._engine.blocks(turn.tokens)
         state.next += 1
         following = state.turns[state.next] if state.next < len(state.turns) else None
         self._marks += 1
         mark = self._marks
-        self._pool.finish(blocks, mark)
-        tools = following is not None and following.after_tool
-        held = self._mode.hold(blocks, self._now, following.wait_s if following else None, tools=tools)
-        if held is not None:
-            if self._pool.make_room(blocks, self._mode.share * self._pool.size, self._now):
-                self._pool.hold(mark, held)
-                self._at(held.until_s, partial(self._pool.release, mark))
-            else:
-                self._outcome.refused += 1
+        # Leases are of whole blocks, since only those are proven. Where nothing is shared, what the earlier turn left
+        # is not this one's, and is held until its time is over.
+        wanted = turn.tokens // engine.block_tokens if mode.leased else blocks if mode.hold_s else 0
+        before = state.mark if state.shared_blocks else -1
+        ends = self._now + mode.hold_s
+        held = self._pool.finish(blocks, mark, before, hold=wanted, ends=ends)
+        self._outcome.refused += held == 0 < wanted
+        self._outcome.partly += 0 < held < wanted
+        self._rights.pop(before, None)
+        if held:
+            self._at(ends, partial(self._run_out, mark))
+            if mode.leased and mode.tool_hold_s and following is not None and following.after_tool:
+                self._rights[mark] = _Right(self._now + mode.tool_hold_s)
+                self._at(self._now + FIRST_WORD_S, partial(self._speak, mark))
         state.before, state.mark, state.ended_s = turn, mark, self._now
+        state.shared_blocks = 0
         self._outcome.finished += 1
         if following is not None:
             next_s = max(self._now + following.wait_s, following.not_before_s)
             self._at(next_s, partial(self._arrive, state))
+
+    # -- leases --------------------------------------------------------------------------------------
+    def _run_on(self, mark: int) -> None:
+        """A turn has begun that continues what is held. The engine hears of that with the next beat."""
+        held = self._pool.held(mark)
+        if held is None or not self._mode.leased:
+            return
+        right = self._rights.get(mark)
+        if right is None:
+            self._rights[mark] = _Right(-math.inf, running=True)
+            beat = held.ends - self._mode.hold_s + self._mode.beat_s
+            self._at(max(beat, self._now + FIRST_WORD_S), partial(self._speak, mark))
+        else:
+            right.running = True
+
+    def _speak(self, mark: int) -> None:
+        """Prolong a lease that somebody has a right to, now and with every beat."""
+        right = self._rights.get(mark)
+        if right is None:
+            return
+        if self._pool.held(mark) is None or not (right.running or self._now < right.until_s):
+            del self._rights[mark]
+            return
+        ends = self._now + self._mode.hold_s
+        self._pool.speak(mark, ends)
+        self._at(self._now + self._mode.beat_s, partial(self._speak, mark))
+
+    def _run_out(self, mark: int) -> None:
+        """The time that was said first has passed: release what was not prolonged."""
+        held = self._pool.held(mark)
+        if held is None:
+            return
+        if held.ends <= self._now:
+            self._pool.release(mark)
+        else:
+            self._at(held.ends, partial(self._run_out, mark))
