@@ -66,7 +66,8 @@ def add_access_flags(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=limits.retained_tokens,
         metavar="TOKENS",
-        help="tokens that decode engines hold for the next turns; beyond it turns leave no handle",
+        help="tokens that decode engines hold for the next turns; beyond it turns leave no Pinned handle, and leases "
+        "are not prolonged",
     )
     add("--tenants-tracked", type=int, default=limits.tracked, metavar="N", help="tenants told apart; others share")
 

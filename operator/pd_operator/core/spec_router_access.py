@@ -100,6 +100,7 @@ class TenantLimits(SpecModel):
         strict=True,
         ge=0,
         le=1_000_000_000_000,
-        description="Tokens that decode engines hold for a tenant's next turns; beyond it turns are served and leave "
-        "no handle.",
+        description="Tokens that decode engines hold for a tenant's next turns. Pinned: of handles that nobody has "
+        "read back; beyond it turns are served and leave none. Leased: of leases that a hold or tool calls prolong; "
+        "beyond it none is, and a turn's KV is kept for lease.seconds only. Unpinned: nothing is held.",
     )

@@ -11,8 +11,9 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from pd_router.core.errors import ApiError, tenant_limit
 from pd_router.core.linking import ANONYMOUS
@@ -36,7 +37,7 @@ class TenantLimits:
     queue_share: float = 1.0
     """Share of the queue that one tenant's waiting turns may fill, above 0 and at most 1."""
     retained_tokens: int = 0
-    """Tokens that decode engines hold for the tenant's next turns."""
+    """Tokens that decode engines hold for the tenant's next turns: Pinned handles, and leases that are prolonged."""
     tracked: int = 10_000
     """Tenants that are told apart at one time."""
 
@@ -62,7 +63,7 @@ class Meter(Protocol):
 
 
 class RetainedTokens(Protocol):
-    """Tokens that decode engines hold per tenant; the same holds for `has_room`."""
+    """Tokens that decode engines hold per tenant; the same holds for `has_room` and `prolong`."""
 
     def has_room(self, tenant: str, tokens: int, now: float) -> bool | Awaitable[bool]:
         """Whether the tenant may retain so many tokens more."""
@@ -72,6 +73,14 @@ class RetainedTokens(Protocol):
 
     def release(self, tenant: str, holder: str, tokens: int) -> None:
         """A handle was sent to a reader."""
+
+    def prolong(
+        self, tenant: str, holder: str, token: str, tokens: int, seconds: float, now: float
+    ) -> bool | Awaitable[bool]:
+        """Whether the tenant may have a lease prolonged for so long; if so it is counted until then."""
+
+    def let_go(self, token: str) -> None:
+        """A lease is not prolonged any more."""
 
     def forget_holder(self, holder: str) -> None:
         """The engine's process is gone."""
@@ -162,6 +171,15 @@ class _Held:
     tokens: int = 0
     entries: deque[tuple[float, str, int]] = field(default_factory=deque)
     """(arrival, holder, tokens) in order of arrival."""
+    leased: int = 0
+    """Tokens of leases that are prolonged."""
+
+
+class _Leased(NamedTuple):
+    tenant: str
+    holder: str
+    tokens: int
+    until: float
 
 
 class Retained:
@@ -170,6 +188,10 @@ class Retained:
     A tenant at its limit gets no further handle, and decode is told to retain nothing, rather than that its oldest
     handle goes: decode holds the blocks of a handle that nobody will use all the same, until its own timer ends, so
     dropping handles here would free nothing there.
+
+    Of leases those count that are prolonged for a client's hold or its tools. Beyond the limit none is: the turn leaves
+    its handle and the lease runs out by itself, the first to be given up where its engine has too little room. What
+    every turn's lease has by itself doesn't count, nor what a running turn goes on from, since that turn holds it.
 
     Args:
         limit: tokens per tenant; 0 is no limit, and then nothing is counted.
@@ -181,6 +203,9 @@ class Retained:
         self._ttl = ttl
         self._held: dict[str, _Held] = {}
         self._added = 0
+        self._leases: dict[str, _Leased] = {}
+        self._ends: list[tuple[float, str]] = []
+        """A heap of when leases stop to count; those that stopped before, or count longer by now, are still in it."""
 
     def has_room(self, tenant: str, tokens: int, now: float) -> bool:
         """Whether the tenant may retain so many tokens more."""
@@ -215,18 +240,46 @@ class Retained:
                 held.tokens -= tokens
                 return
 
+    def prolong(self, tenant: str, holder: str, token: str, tokens: int, seconds: float, now: float) -> bool:
+        """Whether the tenant may have a lease prolonged for so long; if so it is counted until then."""
+        if not self.limit:
+            return True
+        self._expire_leases(now)
+        self.let_go(token)
+        held = self._held.setdefault(tenant, _Held())
+        self._expire(held, now)
+        if held.tokens + held.leased + tokens > self.limit:
+            return False
+        held.leased += tokens
+        self._leases[token] = _Leased(tenant, holder, tokens, now + seconds)
+        heappush(self._ends, (now + seconds, token))
+        if len(self._ends) > 2 * len(self._leases) + _PURGE_EVERY:
+            self._ends = [(lease.until, token) for token, lease in self._leases.items()]
+            heapify(self._ends)
+        return True
+
+    def let_go(self, token: str) -> None:
+        """A lease is not prolonged any more. Harmless for one that is not counted here."""
+        lease = self._leases.pop(token, None)
+        held = None if lease is None else self._held.get(lease.tenant)
+        if lease is not None and held is not None:
+            held.leased -= lease.tokens
+
     def forget_holder(self, holder: str) -> None:
         """The engine's process is gone, and its memory with it."""
+        for token in [token for token, lease in self._leases.items() if lease.holder == holder]:
+            self.let_go(token)
         for held in self._held.values():
             held.entries = deque(entry for entry in held.entries if entry[1] != holder)
             held.tokens = sum(entry[2] for entry in held.entries)
 
     def expire(self, now: float) -> None:
         """Forget what engines have given up, and tenants that hold nothing."""
+        self._expire_leases(now)
         for tenant in list(self._held):
             held = self._held[tenant]
             self._expire(held, now)
-            if not held.entries:
+            if not held.entries and not held.leased:
                 del self._held[tenant]
 
     def of(self, tenant: str, now: float) -> int:
@@ -234,8 +287,15 @@ class Retained:
         held = self._held.get(tenant)
         if held is None:
             return 0
+        self._expire_leases(now)
         self._expire(held, now)
-        return held.tokens
+        return held.tokens + held.leased
+
+    def _expire_leases(self, now: float) -> None:
+        while self._ends and self._ends[0][0] <= now:
+            _, token = heappop(self._ends)
+            if token in self._leases and self._leases[token].until <= now:
+                self.let_go(token)
 
     def _expire(self, held: _Held, now: float) -> None:
         while held.entries and held.entries[0][0] <= now - self._ttl:

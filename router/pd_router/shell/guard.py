@@ -45,7 +45,8 @@ class Guard:
         self.limited = Bound(
             Counter(
                 "pd_router_tenant_limited",
-                "Requests refused, or turns that left no handle, because their tenant was at a limit of its own",
+                "Requests refused, or turns that left no handle or whose lease is not prolonged, because their tenant "
+                "was at a limit of its own",
                 ["limit"],
                 registry,
             ),

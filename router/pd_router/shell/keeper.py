@@ -37,6 +37,17 @@ class Dispatch(NamedTuple):
     at: float
 
 
+class _Right(NamedTuple):
+    """By which a lease is prolonged, and for how long; with `exact` not longer."""
+
+    name: str
+    seconds: float
+    exact: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.seconds:g} s"
+
+
 class Recalling(Exception):
     """The items of an earlier response are kept elsewhere and have to be waited for."""
 
@@ -206,8 +217,7 @@ class Keeper:
             context.leases.release(entry.holder, promised, Why.DECLINED)
         result = context.store.put(entry, keys, context.now())
         if isinstance(result, PutResult):
-            self._kept(result, entry, promised, calls_tools)
-            return None
+            return self._kept(result, entry, promised, calls_tools)
         return asyncio.ensure_future(self._kept_later(result, entry, promised, calls_tools))
 
     def _end(self, prepared: Prepared) -> asyncio.Future[None] | None:
@@ -258,7 +268,9 @@ class Keeper:
     async def _items_kept_later(self, kept: Awaitable[bool]) -> None:
         self._record.fields["response_kept"] = await kept
 
-    def _kept(self, result: PutResult, entry: Entry, promised: lease.Lease | None, calls_tools: bool) -> None:
+    def _kept(
+        self, result: PutResult, entry: Entry, promised: lease.Lease | None, calls_tools: bool
+    ) -> asyncio.Future[None] | None:
         if result is PutResult.UNAVAILABLE:
             self._record.not_stored(NotStored.STORE_UNAVAILABLE)
         else:
@@ -268,22 +280,48 @@ class Keeper:
         if stored and used is not None and used.lease != promised:
             leases.release(*used, Why.SUPERSEDED)
         if promised is None:
-            return
-        right = ""
+            return None
+        right = None
         if not stored:
             leases.release(entry.holder, promised, Why.NOT_KEPT)
         elif self.wish.hold is not None:
-            right = f"hold {self.wish.hold} s"
-            leases.hold(entry, self.wish.hold, exact=True)
+            right = _Right("hold", self.wish.hold, True)
         elif calls_tools and (tool_hold := self._context.settings.reuse.lease_tool_hold):
-            right = f"tools {tool_hold:g} s"
-            leases.hold(entry, tool_hold, exact=False)
-        self._record.leased(promised.seconds, right)
+            right = _Right("tools", tool_hold, False)
+        if right is None or not entry.lease:
+            self._record.leased(promised.seconds, str(right or ""))
+            return None
+        may = self._context.guard.retained.prolong(
+            self._tenant or "",
+            entry.holder,
+            promised.token,
+            entry.remote_tokens,
+            right.seconds,
+            self._context.now(),
+        )
+        if not isinstance(may, bool):
+            return asyncio.ensure_future(self._hold_later(may, entry, promised, right))
+        self._hold(may, entry, promised, right)
+        return None
+
+    def _hold(self, may: bool, entry: Entry, promised: lease.Lease, right: _Right) -> None:
+        if may:
+            self._record.leased(promised.seconds, str(right))
+            self._context.leases.hold(entry, right.seconds, exact=right.exact)
+        else:
+            self._record.leased(promised.seconds, "")
+            self._record.fields["lease_not_kept"] = "tenant_retained_limit"
+            self._context.guard.limited["tenant_retained_limit"].inc()
+
+    async def _hold_later(self, may: Awaitable[bool], entry: Entry, promised: lease.Lease, right: _Right) -> None:
+        self._hold(await may, entry, promised, right)
 
     async def _kept_later(
         self, result: Awaitable[PutResult], entry: Entry, promised: lease.Lease | None, calls_tools: bool
     ) -> None:
-        self._kept(await result, entry, promised, calls_tools)
+        held = self._kept(await result, entry, promised, calls_tools)
+        if held is not None:
+            await held
 
     async def may_retain(self, prepared: Prepared, prefilled: Prefilled | None) -> bool:
         """Whether the tenant may let decode keep this turn's blocks; by its prompt, since no answer is there yet."""

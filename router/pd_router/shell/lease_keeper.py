@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 from prometheus_client import Gauge
@@ -60,6 +60,16 @@ class Used(NamedTuple):
     lease: Lease
 
 
+class Ends(Protocol):
+    """What the workers of one router know of each other's ends."""
+
+    def told(self, tokens: Sequence[str]) -> None:
+        """An engine is to hear now that these are ended."""
+
+    async def among(self, tokens: Sequence[str]) -> Sequence[str]:
+        """Those of them that a worker has ended."""
+
+
 class LeaseMetrics:
     """What is counted; all of it stays 0 where no engine makes promises."""
 
@@ -95,6 +105,8 @@ class LeaseKeeper:
         member_of: an engine by its key.
         authorization: of the router itself at engines, or "".
         heartbeat: see `Leases`.
+        let_go: told the token of what is not prolonged any more.
+        ends: of all workers; None where this process is the router.
     """
 
     def __init__(
@@ -105,11 +117,15 @@ class LeaseKeeper:
         now: Callable[[], float],
         authorization: Callable[[], str],
         heartbeat: float,
+        let_go: Callable[[str], None] = lambda _token: None,
+        ends: Ends | None = None,
     ) -> None:
         self._pool = pool
         self._member_of = member_of
         self._now = now
         self._authorization = authorization
+        self._let_go = let_go
+        self._ends = ends
         self._leases = Leases(heartbeat)
         self.metrics = LeaseMetrics(metrics, lambda: len(self._leases))
         self._timer: asyncio.TimerHandle | None = None
@@ -151,6 +167,8 @@ class LeaseKeeper:
 
     def release(self, holder: str, lease: Lease | None, why: Why) -> None:
         """No next turn wants it."""
+        if lease is not None:
+            self._let_go(lease.token)
         if lease is not None and self._member_of(holder) is not None:
             self._leases.release(holder, lease, why, self._now())
             self._plan()
@@ -226,7 +244,6 @@ class LeaseKeeper:
             reason = MALFORMED
         outcome = self._leases.answered(member.key, batch, left, self._now())
         self.metrics.renewed.inc(outcome.renewed)
-        self.metrics.lost.inc(len(outcome.lost))
         for why in outcome.released:
             self.metrics.released[why.value].inc()
         if reason:
@@ -237,9 +254,20 @@ class LeaseKeeper:
         elif self._told:
             self._told = {(engine, reason) for engine, reason in self._told if engine != member.key}
         self._plan()
+        if outcome.lost:
+            await self._count_lost(outcome.lost)
+
+    async def _count_lost(self, tokens: Sequence[str]) -> None:
+        """Count those that no other worker has ended."""
+        for token in tokens:
+            self._let_go(token)
+        ended = () if self._ends is None else await self._ends.among(tokens)
+        self.metrics.lost.inc(len(tokens) - len(ended))
 
     async def _ask(self, member: Member, batch: Batch) -> list[int]:
         """Seconds left of each. Raises LegError and Refused."""
+        if self._ends is not None and (ended := [token for token, seconds in batch.items if not seconds]):
+            self._ends.told(ended)  # before the engine hears it, and so before another worker can miss them there
         body = orjson.dumps({"leases": [{"token": token, "seconds": seconds} for token, seconds in batch.items]})
         head = f"{begin_head(LEASES_PATH, member.address.authority)}{len(body)}\r\n"
         if own := self._authorization():

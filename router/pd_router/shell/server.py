@@ -89,7 +89,16 @@ class Router:
         )
         store = self._store = make_store(settings, SharedStoreMetrics(metrics), fleet.incarnation_of, shared)
         heartbeat = settings.reuse.lease_heartbeat
-        leases = LeaseKeeper(pool, fleet.member, metrics, now, guard.gate.engine_authorization, heartbeat)
+        leases = LeaseKeeper(
+            pool,
+            fleet.member,
+            metrics,
+            now,
+            guard.gate.engine_authorization,
+            heartbeat,
+            guard.retained.let_go,
+            None if shared is None else shared.ends,
+        )
         store.report_to(leases.dropped)
         self.discovery = self._make_discovery(fleet, metrics)
         limits = settings.limits

@@ -1,4 +1,4 @@
-"""What the workers of one router share, kept by the supervisor: handles, responses, and what tenants use.
+"""What the workers of one router share, kept by the supervisor: handles, responses, what tenants use, ended leases.
 
 Separate from the supervisor because nothing here starts or watches a process. Each question is answered before the next
 message of any worker is read, so a take is as atomic as in one process. The caps and limits are those of the whole
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -25,6 +25,8 @@ from pd_router.shell.channel import Answer
 _MAX_DROPPED: Final = 4096
 """Leases of dropped handles that wait for a worker to end them; of more the oldest run out."""
 _DROPS_AT_ONCE: Final = 256
+_MAX_ENDED: Final = 16_384
+"""Ended leases that are remembered: whoever still prolongs one hears of its end within a heartbeat."""
 
 
 class StoreServer:
@@ -40,6 +42,7 @@ class StoreServer:
         )
         self.store.report_to(self._dropped)
         self._drops: deque[tuple[str, str, str]] = deque(maxlen=_MAX_DROPPED)
+        self.ended: OrderedDict[str, None] = OrderedDict()
         self.meter = TenantMeter(limits)
         self.retained = Retained(limits.retained_tokens, reuse.engine_ttl)
         self.responses = ResponseStore(settings.limits.response_bytes)
@@ -81,6 +84,10 @@ class Desk:
             "has_room": self._has_room,
             "retain": self._retain,
             "release": self._release,
+            "prolong": self._prolong,
+            "let_go": lambda words, _raw: server.retained.let_go(words[0]),
+            "ended": self._ended,
+            "were_ended": self._were_ended,
             "recall": self._recall,
             "keep": self._keep,
         }
@@ -152,6 +159,20 @@ class Desk:
 
     def _release(self, words: list[Any], _raw: bytes) -> None:
         self._server.retained.release(*words)
+
+    # -- leases ------------------------------------------------------------------------------------
+    def _prolong(self, words: list[Any], _raw: bytes) -> Answer:
+        tenant, holder, token, tokens, seconds = words
+        return (self._server.retained.prolong(tenant, holder, token, tokens, seconds, self._server.now()),), b""
+
+    def _ended(self, words: list[Any], _raw: bytes) -> None:
+        ended = self._server.ended
+        ended.update(dict.fromkeys(words[0]))
+        while len(ended) > _MAX_ENDED:
+            ended.popitem(last=False)
+
+    def _were_ended(self, words: list[Any], _raw: bytes) -> Answer:
+        return ([token for token in words[0] if token in self._server.ended],), b""
 
     # -- responses ---------------------------------------------------------------------------------
     def _recall(self, words: list[Any], _raw: bytes) -> Answer:

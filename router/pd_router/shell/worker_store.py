@@ -239,6 +239,17 @@ class WorkerRetained:
         if self._limit:
             self._line.tell("release", plain(tenant), holder, tokens)
 
+    def prolong(
+        self, tenant: str, holder: str, token: str, tokens: int, seconds: float, now: float
+    ) -> bool | Awaitable[bool]:
+        """See `RetainedTokens`."""
+        return self._prolong(tenant, holder, token, tokens, seconds) if self._limit else True
+
+    def let_go(self, token: str) -> None:
+        """See `RetainedTokens`."""
+        if self._limit:
+            self._line.tell("let_go", token)
+
     def forget_holder(self, holder: str) -> None:
         """The store's purge says it."""
 
@@ -248,6 +259,26 @@ class WorkerRetained:
     async def _has_room(self, tenant: str, tokens: int) -> bool:
         answer = await self._line.ask("has_room", plain(tenant), tokens)
         return True if answer is None else bool(answer.words[0])
+
+    async def _prolong(self, tenant: str, *words: Any) -> bool:
+        answer = await self._line.ask("prolong", plain(tenant), *words)
+        return True if answer is None else bool(answer.words[0])
+
+
+class WorkerEnds:
+    """See `Ends`."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    def told(self, tokens: Sequence[str]) -> None:
+        """See `Ends`."""
+        self._line.tell("ended", list(tokens))
+
+    async def among(self, tokens: Sequence[str]) -> Sequence[str]:
+        """See `Ends`."""
+        answer = await self._line.ask("were_ended", list(tokens))
+        return () if answer is None else answer.words[0]
 
 
 class WorkerResponses:
@@ -294,4 +325,5 @@ class Shared:
         self.secret = secret
         self.meter = WorkerMeter(line, limits.counts)
         self.retained = WorkerRetained(line, limits.retained_tokens)
+        self.ends = WorkerEnds(line)
         self.responses = WorkerResponses(line, settings.limits.response_bytes)

@@ -484,6 +484,70 @@ async def test_no_credential_of_a_client_goes_with_it(deploy: Any) -> None:
     assert "authorization" not in deployment.decode.lease_calls[-1].headers
 
 
+# -- what one tenant may have prolonged --------------------------------------------------------------
+@pytest.mark.parametrize("flags", [(), (("--workers", "2"),)], ids=["one process", "workers"])
+@pytest.mark.parametrize("right", ["hold", "tools"])
+async def test_a_tenant_at_its_limit_gets_nothing_prolonged(
+    deploy: Any, right: str, flags: tuple[tuple[str, str], ...]
+) -> None:
+    probe = await deploy(LEASED)
+    usage = (await Talk(probe).say()).json["usage"]
+    limit = int(usage["prompt_tokens"] * 2.5) + usage["completion_tokens"] + 200
+    deployment = await deploy(Spec(connector=CONNECTOR, flags=(("--tenant-retained-tokens", str(limit)), *flags)))
+    more: dict[str, Any] = {"headers": {HOLD: "600"}}
+    if right == "tools":
+        deployment.decode.default = Behaviour(style=CALLS)
+        more = {"tools": tools_of("chat"), "style": CALLS}
+
+    def talk(name: str, tenant: str) -> Talk:
+        return Talk(deployment, tenant=f"{tenant}-{right}-{flags}".encode().hex(), conversation_id=name, **more)
+
+    limited = 'pd_router_tenant_limited_total{limit="tenant_retained_limit"}'
+    first = talk("first", "hoarder")
+    tokens = [await lease_of(deployment, first)]
+    while (await deployment.metrics())[limited] == 0:
+        tokens.append(await lease_of(deployment, talk(f"more {len(tokens)}", "hoarder")))
+        assert len(tokens) < 20
+    *held, refused = tokens
+    assert held
+    told = next(one for one in await deployment.explain() if "lease_not_kept" in one)
+    assert (told["lease_not_kept"], told.get("lease_kept")) == ("tenant_retained_limit", None)
+    assert told["lease_seconds"] == SECONDS
+    other = await lease_of(deployment, talk("other", "modest"))
+    await ran_out(deployment.decode, refused)
+    assert renewals(deployment.decode, refused) == 0
+    for token in (*held, other):
+        await renewed(deployment.decode, token, 2)
+    # Who ends a conversation has room for another.
+    await delete(deployment, "first", first.headers)
+    await ended(deployment.decode, held[0])
+    async with growing(deployment, "pd_router_leases_renewed_total"):
+        last = await lease_of(deployment, talk("last", "hoarder"))
+        await renewed(deployment.decode, last)
+
+
+async def test_a_conversation_that_goes_on_counts_once(deploy: Any) -> None:
+    """And not at all once it is over."""
+    probe = await deploy(LEASED)
+    usage = (await Talk(probe).say()).json["usage"]
+    limit = int(usage["prompt_tokens"] * 1.5) + 10 * (usage["completion_tokens"] + 40)
+    deployment = await deploy(Spec(connector=CONNECTOR, flags=(("--tenant-retained-tokens", str(limit)),)))
+    for ending in ("delete", "header", "none"):
+        talk = Talk(deployment, tenant="goes-on", conversation_id=f"on-{ending}", headers={HOLD: "600"})
+        for text in (TEXT, "Go on.", "On.", "And then?"):
+            token = await lease_of(deployment, talk, text)
+            await renewed(deployment.decode, token, 1)
+            assert (await deployment.explain())[-1]["lease_kept"] == "hold 600 s"
+        if ending == "delete":
+            await delete(deployment, talk.fields["conversation_id"], talk.headers)
+        elif ending == "header":
+            talk.headers[END] = "true"
+            await talk.say("Good bye.")
+        else:
+            talk.headers[HOLD] = "0"
+            await talk.say("Go on.")
+
+
 # -- ids that are no ASCII -------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("name", "path"), [("ünï", "%C3%BCn%C3%AF"), ("ünï", "%FCn%EF"), ("会話", "%E4%BC%9A%E8%A9%B1")]
@@ -522,6 +586,23 @@ async def test_workers_are_one_router(deploy: Any) -> None:
     assert [one["retention"] for one in status["engines"] if one["role"] == "decode"] == ["Leased"]
     await delete(deployment, "workers", talk.headers)
     await ended(deployment.decode, tokens[-1])
+
+
+async def test_a_conversation_that_goes_from_worker_to_worker_is_not_lost(deploy: Any) -> None:
+    deployment = await deploy(Spec(connector=CONNECTOR, flags=(("--workers", "4"),)), fresh=True)
+    talks = [Talk(deployment, conversation_id=f"lost {number}", headers={HOLD: "60"}) for number in range(6)]
+    for text in (TEXT, "Go on.", "On.", "And then?"):
+        tokens = [await lease_of(deployment, talk, text) for talk in talks]
+        for token in tokens:
+            await renewed(deployment.decode, token, 1)
+
+    async def forgotten() -> bool:
+        """No worker prolongs any more what another one has ended."""
+        return (await deployment.metrics())["pd_router_leases_kept"] == len(talks)
+
+    await until(forgotten, 20.0)
+    leases = (await status_of(deployment))["leases"]
+    assert (leases["released"], leases["lost"]) == (18, 0)
 
 
 async def test_of_what_the_supervisor_drops_a_worker_ends_the_lease(deploy: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from pd_router.core.leases import Batch, Why
 from pd_router.core.store import Entry, Fate
 from pd_router.shell.exchange import Address, Exchange, Failure, LegError
 from pd_router.shell.fleet import Member
-from pd_router.shell.lease_keeper import MAX_ANSWER, LeaseKeeper, Refused, Used, read_answer
+from pd_router.shell.lease_keeper import MAX_ANSWER, Ends, LeaseKeeper, Refused, Used, read_answer
 from pd_router.shell.metrics import Metrics
 from pd_wire.lease import Lease
 from support.waiting import until
@@ -60,7 +61,8 @@ class _Wire:
 
 
 class Scene:
-    def __init__(self, authorization: str = "") -> None:
+    def __init__(self, authorization: str = "", ends: Ends | None = None) -> None:
+        self.let_go: list[str] = []
         self.pool = Pool()
         self.now = 100.0
         self.members = {"d1": MEMBER}
@@ -71,6 +73,8 @@ class Scene:
             lambda: self.now,
             lambda: authorization,
             0.0,
+            self.let_go.append,
+            ends,
         )
 
     @property
@@ -196,6 +200,64 @@ async def test_a_failure_is_counted_and_logged_once(
     scene.keeper.release("d1", Lease(OTHER, 60), Why.ENDED)
     await scene.told(5)
     assert len(caplog.records) == 2
+
+
+class Others:
+    """What the workers of one router know."""
+
+    def __init__(self, scene: list[Scene]) -> None:
+        self.ended: list[str] = []
+        self._scene = scene
+
+    def told(self, tokens: Sequence[str]) -> None:
+        # Before the engine hears of it.
+        assert not any(token in said for _, said in self._scene[0].pool.asked for token in tokens)
+        self.ended += tokens
+
+    async def among(self, tokens: Sequence[str]) -> Sequence[str]:
+        return [token for token in tokens if token in self.ended]
+
+
+def gone(*tokens: str) -> bytes:
+    return json.dumps({"leases": [{"token": token, "seconds": 0} for token in tokens]}).encode()
+
+
+async def test_what_another_worker_ended_is_not_lost() -> None:
+    scenes: list[Scene] = []
+    others = Others(scenes)
+    scene = Scene(ends=others)
+    scenes.append(scene)
+    scene.keeper.hold(kept(), 600.0, exact=True)
+    scene.keeper.hold(kept(OTHER), 600.0, exact=True)
+    await scene.told(1)
+    others.ended = [TOKEN]
+    scene.pool.body = gone(TOKEN, OTHER)
+    scene.now += 40.0
+    await scene.told(2)
+    assert (scene.keeper.describe()["lost"], scene.keeper.describe()["kept"]) == (1, 0)
+    assert sorted(scene.let_go) == [TOKEN, OTHER]
+    scene.pool.body = None
+    scene.keeper.release("d1", Lease("c" * 32, 60), Why.ENDED)
+    assert others.ended == [TOKEN]
+    await scene.told(3)
+    assert others.ended == [TOKEN, "c" * 32]
+
+
+async def test_what_is_lost_to_this_process_alone_is_counted_at_once() -> None:
+    scene = Scene()
+    scene.keeper.hold(kept(), 600.0, exact=True)
+    scene.pool.body = gone(TOKEN)
+    await scene.told(1)
+    assert (scene.keeper.describe()["lost"], scene.let_go) == (1, [TOKEN])
+
+
+async def test_whoever_counts_what_is_prolonged_hears_of_every_end() -> None:
+    scene = Scene()
+    scene.keeper.release("d1", Lease(TOKEN, 60), Why.SUPERSEDED)
+    scene.keeper.dropped("gone", f"{OTHER}-60", Fate.EVICTED)
+    scene.keeper.release("d1", None, Why.ENDED)
+    assert scene.let_go == [TOKEN, OTHER]
+    scene.keeper.stop()
 
 
 async def test_a_hanging_engine_holds_up_no_other_and_no_turn() -> None:

@@ -131,10 +131,78 @@ def test_retained_tokens_come_back_when_read_when_old_and_when_the_engine_is_gon
     assert retained.of("a", 70.0) == 0
 
 
+def test_leases_that_are_prolonged_count_until_they_are_not() -> None:
+    retained = Retained(100, ttl=60.0)
+    assert retained.prolong("a", "d0", "one", 60, 600.0, 0.0)
+    assert not retained.prolong("a", "d0", "two", 41, 600.0, 0.0)
+    assert retained.prolong("a", "d1", "two", 40, 300.0, 0.0)
+    assert retained.prolong("b", "d0", "three", 100, 10.0, 0.0)
+    assert not retained.prolong("b", "d0", "four", 101, 10.0, 0.0)
+    # Beyond its own limit nobody loses what Pinned handles may have.
+    assert retained.has_room("a", 100, 0.0)
+    # Once more is not twice, and may be for longer.
+    assert retained.prolong("a", "d0", "one", 60, 900.0, 100.0)
+    assert retained.of("a", 299.0) == 100
+    assert retained.of("a", 300.0) == 60
+    assert retained.of("a", 999.0) == 60
+    assert retained.of("a", 1000.0) == 0
+    assert retained.of("b", 10.0) == 0
+
+
+def test_what_a_lease_counted_for_comes_back_at_its_end_and_with_its_engine() -> None:
+    retained = Retained(100, ttl=60.0)
+    for token in ("one", "two", "three"):
+        assert retained.prolong("a", "d0" if token == "one" else "d1", token, 30, 600.0, 0.0)
+    retained.let_go("two")
+    retained.let_go("two")
+    retained.let_go("nobody's")
+    assert retained.of("a", 0.0) == 60
+    retained.forget_holder("d1")
+    assert retained.of("a", 0.0) == 30
+    # One that is refused what it already had does not keep that either.
+    assert not retained.prolong("a", "d0", "one", 101, 600.0, 0.0)
+    assert retained.of("a", 0.0) == 0
+
+
+def test_pinned_handles_and_leases_are_one_sum_for_leases() -> None:
+    retained = Retained(100, ttl=60.0)
+    retained.add("a", "d0", 60, 0.0)
+    assert not retained.prolong("a", "d0", "one", 50, 600.0, 59.0)
+    assert retained.prolong("a", "d0", "one", 50, 600.0, 60.0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("ab"), st.integers(0, 9), st.integers(0, 60), st.floats(0.0, 50.0), st.integers(0, 3)
+        ),
+        max_size=600,
+    )
+)
+def test_leases_never_exceed_the_limit_and_leave_nothing(steps: list[tuple[str, int, int, float, int]]) -> None:
+    retained = Retained(100, ttl=60.0)
+    now = 0.0
+    for tenant, number, tokens, seconds, verb in steps:
+        now += seconds / 10
+        if verb == 0:
+            retained.let_go(f"{tenant}{number}")
+        elif verb == 1:
+            retained.expire(now)
+        else:
+            retained.prolong(tenant, f"d{number % 2}", f"{tenant}{number}", tokens, seconds, now)
+        assert 0 <= retained.of(tenant, now) <= 100
+    assert len(retained._ends) <= 2 * 20 + 256 + 1
+    retained.expire(now + 50.0)
+    assert (retained._held, retained._leases, retained._ends) == ({}, {}, [])
+
+
 def test_without_a_limit_nothing_is_retained_here() -> None:
     retained = Retained(0, ttl=60.0)
     retained.add("a", "d0", 10**9, 0.0)
     assert retained.has_room("a", 10**9, 0.0)
+    assert retained.prolong("a", "d0", "one", 10**9, 600.0, 0.0)
+    retained.let_go("one")
     assert retained.of("a", 0.0) == 0
 
 

@@ -165,6 +165,7 @@ async def test_without_a_limit_nobody_is_asked() -> None:
     shared, _ = shared_of(StoreServer(settings_of()), settings_of())
     assert shared.meter.enter("key", 0.0) is None
     assert shared.retained.has_room("key", 10**9, 0.0) is True
+    assert shared.retained.prolong("key", "d1", "token", 10**9, 600.0, 0.0) is True
 
 
 async def test_what_a_tenant_retains_is_counted_over_all_workers() -> None:
@@ -176,6 +177,33 @@ async def test_what_a_tenant_retains_is_counted_over_all_workers() -> None:
     assert await _wait(other.retained.has_room("another", 30, 0.0)) is True
     other.retained.release("key", "d1", 80)
     assert await _wait(one.retained.has_room("key", 30, 0.0)) is True
+
+
+async def test_leases_that_a_tenant_has_prolonged_are_counted_over_all_workers() -> None:
+    settings = settings_of(retained_tokens=100)
+    now = [0.0]
+    server = StoreServer(settings, lambda: now[0])
+    (one, _), (other, _) = shared_of(server, settings), shared_of(server, settings)
+    assert await _wait(one.retained.prolong("kéy", "d1", "t1", 80, 600.0, 0.0)) is True
+    assert await _wait(other.retained.prolong("kéy", "d1", "t2", 30, 600.0, 0.0)) is False
+    assert await _wait(other.retained.prolong("another", "d1", "t3", 30, 600.0, 0.0)) is True
+    other.retained.let_go("t1")
+    assert await _wait(one.retained.prolong("kéy", "d1", "t2", 100, 600.0, 0.0)) is True
+    now[0] = 600.0
+    server.sweep()
+    assert await _wait(one.retained.prolong("kéy", "d1", "t4", 100, 600.0, 0.0)) is True
+    WorkerBench(server).store.purge_holder("d1", 0.0)
+    assert await _wait(one.retained.prolong("kéy", "d2", "t5", 100, 600.0, 0.0)) is True
+
+
+async def test_what_one_worker_ended_another_does_not_call_lost() -> None:
+    server = StoreServer(settings_of())
+    (one, _), (other, _) = shared_of(server, settings_of()), shared_of(server, settings_of())
+    one.ends.told(["t1", "t2"])
+    assert await other.ends.among(["t3", "t2"]) == ["t2"]
+    one.ends.told([f"{number}" for number in range(20_000)])
+    assert await other.ends.among(["t1", "19999"]) == ["19999"]
+    assert len(server.ended) == 16_384
 
 
 # -- responses ---------------------------------------------------------------------------------------
