@@ -178,13 +178,14 @@ def _that_count(role: str, observed: Observed) -> list[Pod]:
     """The role's pods, without routers in a final phase.
 
     A Deployment has made others in their place the moment they failed, and keeps them for as long as it likes. One that
-    its node refused, so that nothing of it has ever run, speaks until one that was made after it has begun: the node
-    may refuse all that come. A StatefulSet deletes engines that failed before it makes their successors.
+    its node refused, so that nothing of it has ever run, speaks while none that was made after it is on its way: where
+    the node refuses all that come, the last one does. A StatefulSet deletes engines that failed before it makes their
+    successors.
     """
     pods = [pod for pod in observed.pods if pod.role == role]
     if role != ROUTER:
         return pods
-    newest = max((pod.created for pod in pods if pod.begun and not pod.finished), default="")
+    newest = max((pod.created for pod in pods if not pod.finished), default="")
     return [pod for pod in pods if not pod.finished or (not pod.begun and newest < pod.created)]
 
 

@@ -441,13 +441,44 @@ def test_a_router_pod_that_is_over_and_has_a_successor_does_not_count(one: Pod, 
         assert "PodFailed" not in message(status, kind)
 
 
-def test_a_router_pod_that_ended_is_replaced_at_once_and_one_that_its_node_refused_speaks() -> None:
-    waits = pod("router", name="new", ready=False, created="2026-11-30T12:00:00Z")
+def made_at(hour: int, **changes: Any) -> Pod:
+    """A router of which nothing has begun."""
+    return pod("router", name=f"at-{hour}", ready=False, created=f"2026-11-30T{hour:02}:00:00Z", **changes)
+
+
+@pytest.mark.parametrize(
+    ("routers", "reason", "named"),
+    [
+        ((over("router", EVICTED, begun=True),), "Starting", ""),
+        ((over("router", TURNED_AWAY),), "PodFailed", "pod over: "),
+        ((over("router", TURNED_AWAY), made_at(15)), "Starting", ""),
+        ((over("router", TURNED_AWAY), made_at(15, deleting=True)), "Starting", ""),
+        ((made_at(9), over("router", TURNED_AWAY)), "PodFailed", "pod over: "),
+        ((over("router", TURNED_AWAY), made_at(15, trouble=TURNED_AWAY, finished=True)), "PodFailed", "pod at-15: "),
+        (
+            (over("router", TURNED_AWAY), made_at(15), made_at(16, trouble=TURNED_AWAY, finished=True)),
+            "PodFailed",
+            "ready; pod at-16: ",
+        ),
+    ],
+    ids=[
+        "evicted",
+        "refused",
+        "the next one is on its way",
+        "the next one ends",
+        "an earlier one is on its way",
+        "the next one is refused too",
+        "only the last one speaks",
+    ],
+)
+def test_a_router_that_its_node_refused_speaks_while_none_that_came_after_is_on_its_way(
+    routers: tuple[Pod, ...], reason: str, named: str
+) -> None:
     numbers = replace(DONE, wanted=2, replicas=2, ready=1, updated=2)
-    for one, reason in ((over("router", EVICTED, begun=True), "Starting"), (over("router", TURNED_AWAY), "PodFailed")):
-        observed = seen(router=numbers, pods=(one, started("router", "older"), waits))
-        status = compute_status(wish(("spec.router.replicas", 2)), observed, (), NOW)
-        assert word(status, ConditionType.PROGRESSING)[1] == reason
+    observed = seen(router=numbers, pods=(started("router", "older"), *routers))
+    status = compute_status(wish(("spec.router.replicas", 2)), observed, (), NOW)
+    assert word(status, ConditionType.PROGRESSING)[1] == reason
+    assert named in message(status, ConditionType.PROGRESSING)
 
 
 def test_an_engine_that_failed_counts_until_its_statefulset_has_deleted_it() -> None:
