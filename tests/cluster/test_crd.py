@@ -136,6 +136,17 @@ def test_status_is_kept_apart_and_shown_in_columns(
     assert row.split()[:7] == ["qwen", "True", "Qwen/Qwen3-32B", "1/1", "2/3", "1/2", "Unknown"]
 
 
+def test_a_condition_of_somebody_else_may_carry_a_domain(api: Api, place: str) -> None:
+    api.request("POST", place, edited(smallest(), IMAGE))
+    time = "2026-01-01T00:00:00Z"
+    theirs = {"type": "example.com/Audited", "status": "True", "reason": "Yes", "lastTransitionTime": time}
+    api.request("PATCH", f"{place}/qwen/status", {"status": {"conditions": [theirs]}}, MERGE)
+    assert api.get(f"{place}/qwen")["status"]["conditions"] == [theirs]
+    wrong = {"status": {"conditions": [theirs | {"type": "example.com/"}]}}
+    with pytest.raises(ApiError, match=r"status\.conditions\[0\]\.type"):
+        api.request("PATCH", f"{place}/qwen/status", wrong, MERGE)
+
+
 def test_it_is_found_by_its_short_name_and_category_but_not_among_all(defined_cluster: EmbeddedCluster) -> None:
     resources = defined_cluster.kubectl("api-resources", "--api-group=pdserving.dev", "-o", "wide")
     assert "pdd" in resources

@@ -55,6 +55,9 @@ _PORT: Final = r"([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|6
 _LABELS: Final = r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*"
 COLLECTOR: Final = rf"^https?://{_LABELS}(:{_PORT})?(/[A-Za-z0-9._~/-]*)?$"
 CONDITION_WORD: Final = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"
+"""A condition's reason, as all of Kubernetes has it."""
+CONDITION_TYPE: Final = rf"^({_DOMAIN}/)?([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]$"
+"""A condition's type, as all of Kubernetes has it: those of others may carry their domain."""
 
 VALKEY: Final = rf"^(valkey|redis)s?://{_LABELS}(:{_PORT})?(/[0-9]{{1,4}})?$"
 VALKEY_LENGTH: Final = 261
@@ -82,6 +85,7 @@ PATTERN_SENTENCES: Final = {
     CIDR: "a network such as 10.0.0.0/8 or fd00::/8",
     COLLECTOR: "a URL such as http://collector.monitoring:4318, without credentials and without a query",
     CONDITION_WORD: "a word in CamelCase",
+    CONDITION_TYPE: "a word in CamelCase, with or without a domain, such as example.com/Audited",
     VALKEY: "a URL such as valkey://valkey.cache:6379 or valkeys://valkey.cache:6380, without credentials",
 }
 """What each pattern means, for error messages: nobody should have to read a regular expression."""

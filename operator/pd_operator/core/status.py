@@ -81,12 +81,27 @@ def compute_status(
 
 
 def previous_status(raw: Mapping[str, Any]) -> PDDeploymentStatus:
-    """The status on the object, or an empty one when there is none or it can't be read."""
+    """What is ours of the status on the object, as far as it can be read.
+
+    Conditions are read one by one, and those of others are left out, so that nothing in theirs makes us forget when
+    ours changed.
+    """
     value = raw.get("status")
+    value = value if isinstance(value, Mapping) else {}
+    found = value.get("conditions")
+    conditions = tuple(filter(None, map(_own_condition, found if isinstance(found, Sequence) else ())))
     try:
-        return PDDeploymentStatus.model_validate(value if isinstance(value, Mapping) else {})
+        return PDDeploymentStatus.model_validate({**value, "conditions": conditions})
     except ValueError:
-        return PDDeploymentStatus()
+        return PDDeploymentStatus(conditions=conditions)
+
+
+def _own_condition(value: Any) -> Condition | None:
+    try:
+        condition = Condition.model_validate(value)
+    except ValueError:
+        return None
+    return condition if condition.type in list(ConditionType) else None
 
 
 def _verdicts(

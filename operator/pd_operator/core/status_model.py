@@ -44,7 +44,7 @@ class Condition(StatusModel):
     """One aspect of the deployment, in the form that all of Kubernetes uses."""
 
     type: str = Field(
-        min_length=1, max_length=316, pattern=fields.CONDITION_WORD, description="What is judged, such as Ready."
+        min_length=1, max_length=316, pattern=fields.CONDITION_TYPE, description="What is judged, such as Ready."
     )
     status: ConditionStatus = Field(description="Does it hold?")
     reason: str = Field(

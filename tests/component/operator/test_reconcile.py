@@ -59,7 +59,7 @@ async def test_somebody_elses_condition_stays_and_costs_no_write(bench: Bench) -
     operator = await bench.operator()
     await bench.settle(operator)
     theirs = {
-        "type": "ExampleChecked",
+        "type": "example.com/Checked",
         "status": "True",
         "reason": "Yes",
         "lastTransitionTime": "2026-11-30T10:00:00Z",
@@ -73,7 +73,7 @@ async def test_somebody_elses_condition_stays_and_costs_no_write(bench: Bench) -
     assert bench.cluster.writes == []
     bench.serve_all()
     await bench.settle(operator)
-    assert bench.condition("ExampleChecked") == theirs
+    assert bench.condition("example.com/Checked") == theirs
     assert [write for write in bench.cluster.writes if write[0] == "status"] == [("status", QWEN)]
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from pd_operator.core.fields import PATTERN_SENTENCES
 from pd_operator.core.model import PDDeployment
+from pd_operator.core.status_model import Condition
 
 FOREIGN_WORDS = {"Dtype", "Backend", "Device", "NodeProfile"}
 """Enumerations that keep another program's spelling."""
@@ -94,3 +95,16 @@ def test_lists_of_objects_are_keyed_by_name() -> None:
 def test_every_pattern_has_a_sentence() -> None:
     patterns = {node["pattern"] for _, node in ALL if "pattern" in node}
     assert patterns <= set(PATTERN_SENTENCES)
+
+
+TYPE_OF_A_CONDITION = re.compile(Condition.model_json_schema()["properties"]["type"]["pattern"])
+
+
+@pytest.mark.parametrize("word", ["Ready", "A", "1st", "Pods-Ready.v2_b", "example.com/Audited", "a.b-c.example/x"])
+def test_conditions_of_others_may_have_any_type_that_kubernetes_takes(word: str) -> None:
+    assert TYPE_OF_A_CONDITION.search(word)
+
+
+@pytest.mark.parametrize("word", ["", "Ready-", "-Ready", "/Ready", "Example.com/Ready", "a/b/C", "a b", "Ready:Now"])
+def test_other_types_of_conditions_are_refused(word: str) -> None:
+    assert not TYPE_OF_A_CONDITION.search(word)

@@ -649,7 +649,34 @@ def test_only_a_changed_verdict_gets_a_new_time() -> None:
 
 def test_a_status_that_cannot_be_read_counts_as_none() -> None:
     assert previous_status({"status": {"conditions": "?"}}) == PDDeploymentStatus()
+    assert previous_status({"status": {"conditions": None}}) == PDDeploymentStatus()
     assert previous_status({"status": None}) == PDDeploymentStatus()
+
+
+THEIRS = {"type": "example.com/Audited", "status": "True", "reason": "Yes", "lastTransitionTime": NOW}
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [THEIRS, {**THEIRS, "reason": "no word"}, {**THEIRS, "observedGeneration": "new"}, "?", {}],
+    ids=["well formed", "another reason", "another number", "text", "empty"],
+)
+def test_conditions_of_others_do_not_make_ours_forgotten(theirs: Any) -> None:
+    first = compute_status(wish(), seen(), (), NOW)
+    live = first.document()
+    live["conditions"] = [theirs, *live["conditions"]]
+    assert previous_status({"status": live}) == first
+    assert compute_status(wish(), seen(status=live), (), LATER) == first
+
+
+def test_of_a_status_that_cannot_be_read_whole_the_conditions_are() -> None:
+    first = compute_status(wish(), seen(), (), NOW)
+    live = first.document()
+    live["conditions"][1]["status"] = "Perhaps"
+    read = previous_status({"status": {**live, "url": 7}})
+    assert read == PDDeploymentStatus(conditions=(first.conditions[0], *first.conditions[2:]))
+    times_of_all = times(compute_status(wish(), seen(status={**live, "url": 7}), (), LATER))
+    assert {kind for kind, time in times_of_all.items() if time == LATER} == {first.conditions[1].type}
 
 
 # --- reuse --------------------------------------------------------------------------------------
