@@ -82,4 +82,8 @@ def _flowing(answers: list[RouterAnswer]) -> Verdict:
         return Verdict(_FALSE, Reason.BLOCKS_REUSED, message)
     if Flow.FLOWING in flows:
         return Verdict(_TRUE, Reason.TOKENS_PULLED, "prefill pulls tokens from decode")
-    return Verdict(_UNKNOWN, Reason.NO_TURNS_YET, "no turn has carried a handle yet")
+    message = (
+        "when the routers were last asked, prefill had pulled no tokens from decode, and too few turns had carried a "
+        "handle to call that a fault"
+    )
+    return Verdict(_UNKNOWN, Reason.NO_TURNS_YET, message)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import aiohttp
 
 from pd_operator.core.observed_pods import Pod
-from pd_operator.core.observed_router import RouterAnswer, RouterTrack, read_router
+from pd_operator.core.observed_router import Flow, RouterAnswer, RouterTrack, read_router
 from pd_operator.shell.metrics import Metrics
 from pd_operator.shell.mirror import Mirror
 from pd_operator.shell.wakeups import Key
@@ -30,7 +30,8 @@ FORGIVEN: Final = 2
 """Failed questions in a row for which the last answer still counts, or none is given."""
 
 SOON: Final = 5.0
-"""Seconds after which a router that did not answer is asked again, if its turn does not come sooner."""
+"""Seconds after which a router is asked again that did not answer, or that may have had its first turns meanwhile, if
+its turn does not come sooner."""
 
 TICK: Final = 1.0
 
@@ -97,16 +98,22 @@ class RouterPoll:
         if self._failures.pop(pod.uid, 0) > FORGIVEN:
             logger.info("router %s/%s answers again", pod.namespace, pod.name)
         self._tracks[pod.uid] = track
+        if answer.reuse and answer.flow is Flow.NO_TURNS:
+            # Whoever tries out a new deployment looks at the condition right after the first turns.
+            self._soon(pod)
         self._keep(pod, answer)
 
     def _missed(self, pod: Pod, error: Exception) -> None:
         failures = self._failures.get(pod.uid, 0) + 1
         self._failures[pod.uid] = failures
-        self._due[pod.uid] = self._clock() + min(SOON, self._interval)
+        self._soon(pod)
         if failures == FORGIVEN + 1:
             logger.info("router %s/%s does not answer: %s", pod.namespace, pod.name, error or type(error).__name__)
         if failures > FORGIVEN:
             self._keep(pod, None)
+
+    def _soon(self, pod: Pod) -> None:
+        self._due[pod.uid] = self._clock() + min(SOON, self._interval)
 
     def _keep(self, pod: Pod, answer: RouterAnswer | None) -> None:
         news = pod.uid not in self._answers or self._answers[pod.uid] != answer

@@ -48,9 +48,9 @@ class Bench:
         ports = [{"name": "admin", "containerPort": port}]
         self.mirror.see(PODS, {"metadata": metadata, "spec": {"containers": [{"ports": ports}]}, "status": status})
 
-    async def ask(self) -> list[Key]:
-        """One round when everybody's turn has come. Returns who was woken."""
-        self.time += 30.0
+    async def ask(self, after: float = 30.0) -> list[Key]:
+        """One round after that many seconds, by default when everybody's turn has come. Returns who was woken."""
+        self.time += after
         self.woken.clear()
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.5)) as session:
             await self.poll.ask_due(session)
@@ -122,6 +122,24 @@ async def test_a_silent_router_is_asked_again_soon(bench: Bench) -> None:
     bench.answer = {"reuse": "on", "started": 1.0, "engines": [], "funnel": {"attached": 0, "pulled_tokens": 0}}
     bench.time += 5.0 - 30.0
     assert await bench.ask() == [QWEN]
+
+
+async def test_the_first_tokens_are_seen_soon_and_later_changes_in_turn(bench: Bench) -> None:
+    await bench.ask()
+    bench.answer["funnel"] = {"attached": 1, "pulled_tokens": 64}
+    assert await bench.ask(after=4.9) == []
+    assert await bench.ask(after=0.1) == [QWEN]
+    bench.answer["funnel"] = {"attached": 900, "pulled_tokens": 64}
+    assert await bench.ask(after=29.9) == []
+    assert await bench.ask(after=0.1) == [QWEN]
+
+
+async def test_a_router_without_reuse_is_asked_in_turn(bench: Bench) -> None:
+    bench.answer["reuse"] = "off"
+    await bench.ask()
+    bench.answer["reuse"] = "on"
+    assert await bench.ask(after=29.9) == []
+    assert await bench.ask(after=0.1) == [QWEN]
 
 
 async def test_one_that_hangs_does_not_hold_up_another(bench: Bench) -> None:

@@ -732,6 +732,11 @@ def test_a_mode_that_was_not_asked_for_is_told(retentions: list[str], fallbacks:
     assert active.message.endswith(f"use them with{expected}")
 
 
+def test_without_a_verdict_the_status_claims_nothing_about_turns_that_came_since() -> None:
+    status = compute_status(wish(), seen(pods=(ROUTER,), routers={"r-0": replace(GOOD, flow=Flow.NO_TURNS)}), (), NOW)
+    assert message(status, ConditionType.TRANSFERS_FLOWING).startswith("when the routers were last asked, ")
+
+
 @pytest.mark.parametrize("case", REUSE_CASES.values(), ids=REUSE_CASES.keys())
 def test_reuse(case: tuple[Any, Any, Any, Any]) -> None:
     pods, routers, active, flowing = case
