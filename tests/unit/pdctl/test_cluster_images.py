@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import subprocess
+import sys
 import tarfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pd_operator.core.profiles import CPU_LAUNCHER
 from pdctl.core.cluster.images import (
     CONNECTOR_IMAGE,
     ENGINE_IMAGE,
@@ -111,6 +115,32 @@ def test_the_stand_in_takes_the_engines_place_on_the_path():
     assert b"-m pd_connector.selftest" in layer[f"{STAND_IN_FOLDER}/python3".lstrip("/")]
     assert IMAGES[STAND_IN_IMAGE].env["PATH"].startswith(f"{STAND_IN_FOLDER}:")
     assert STAND_IN_FOLDER not in IMAGES[ENGINE_IMAGE].env["PATH"]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["vllm", "serve", "m"], "stand-in: serve m"),
+        ([*CPU_LAUNCHER, "m", "--port", "1"], "stand-in: -m vllm.entrypoints.openai.api_server --model m --port 1"),
+        (["python3", "-m", "pd_connector.selftest", "--backend", "UCX"], "a stand-in has nothing to test"),
+        (["python", "-c", "print(2 + 3)"], "5"),
+        (["python3", "-c", "print(2 + 3)"], "5"),
+    ],
+    ids=["GPU profile", "CPU profile", "self-test", "other Python", "other Python 3"],
+)
+def test_whatever_an_engine_is_started_with_the_stand_in_stands_in(tmp_path: Path, command: list[str], said: str):
+    host = Host((), {}, str(Path(sys.executable).parent), "amd64")
+    source = b"import sys\nprint('stand-in:', *sys.argv[1:])\n"
+    images = {image.name: image for image in development_images(host, source, {})}
+    for path, content in unpack(
+        read_images(pack_archive([images[STAND_IN_IMAGE]], "amd64"))[STAND_IN_IMAGE][1]
+    ).items():
+        if f"/{path}".startswith(STAND_IN_FOLDER):
+            (tmp_path / Path(path).name).write_bytes(content)
+            (tmp_path / Path(path).name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == said
 
 
 def test_the_connector_image_carries_the_plugin_itself():

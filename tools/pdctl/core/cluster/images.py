@@ -66,10 +66,8 @@ def development_images(host: Host, stand_in: bytes, plugin: Mapping[str, bytes])
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     script = f"#!{host.python_bin}/python\n".encode() + stand_in
-    programs = tuple(
-        Entry(f"{STAND_IN_FOLDER}/{name}", 0o755, content)
-        for name, content in {"vllm": script, "stand-in": script, "python3": _no_self_test(host)}.items()
-    )
+    contents = {"vllm": script, "stand-in": script} | {name: _no_engine(host, name) for name in ("python", "python3")}
+    programs = tuple(Entry(f"{STAND_IN_FOLDER}/{name}", 0o755, content) for name, content in contents.items())
     model = () if host.tiny_model is None else (Entry(TINY_MODEL, target=host.tiny_model),)
     files = tuple(Entry(f"{PLUGIN_FOLDER}/{path}", 0o644, plugin[path]) for path in sorted(plugin))
     return (
@@ -81,12 +79,16 @@ def development_images(host: Host, stand_in: bytes, plugin: Mapping[str, bytes])
     )
 
 
-def _no_self_test(host: Host) -> bytes:
-    """`python3` of the stand-in: there is no engine and no accelerator that the connector's self-test could try."""
+def _no_engine(host: Host, name: str) -> bytes:
+    """`python` and `python3` of the stand-in: there is no engine that could be started by its module's name, as the CPU
+    profile does it, and no accelerator that the connector's self-test could try."""
     lines = (
         "#!/bin/sh",
-        'case "$*" in "-m pd_connector.selftest"*) echo "a stand-in has nothing to test"; exit 0 ;; esac',
-        f'exec {host.python_bin}/python3 "$@"',
+        'case "$*" in',
+        '"-m pd_connector.selftest"*) echo "a stand-in has nothing to test"; exit 0 ;;',
+        '"-m vllm.entrypoints.openai.api_server "*) exec stand-in "$@" ;;',
+        "esac",
+        f'exec {host.python_bin}/{name} "$@"',
     )
     return ("\n".join(lines) + "\n").encode()
 
