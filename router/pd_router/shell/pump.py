@@ -121,6 +121,7 @@ class Pump:
             return None
         made = self.streams[slot] = PumpedStream(self, slot, source, stream, sink)
         engine.pause_reading()
+        made.tune()
         return made
 
     def _run(self) -> None:
@@ -152,7 +153,6 @@ class PumpedStream:
         self._around = NONE
         self._declined = 0
         """Reads in a row that were for Python."""
-        self._tune()
 
     def leave(self) -> None:
         """Go back to the loop, with all that passed. Harmless a second time."""
@@ -176,6 +176,8 @@ class PumpedStream:
         engine = self.source.transport
         if kind == _ENDED:
             self.leave()  # the loop reads once more, and finds out how it ended
+        elif kind == _SHORT and self.left:
+            self.sink.abort()  # something else was written where this belongs
         elif kind == _SHORT:
             self.leave()
             if not self.sink.is_closing():
@@ -194,7 +196,7 @@ class PumpedStream:
         if self._declined > MAX_DECLINED or self.sink.is_closing() or self.sink.get_write_buffer_size():
             self.leave()
         else:
-            self._tune()
+            self.tune()
 
     def _settle(self) -> None:
         """Give the stream what passed."""
@@ -204,7 +206,7 @@ class PumpedStream:
             self._declined = 0
             self._stream.keep_letters(ctypes.string_at(taken.letters, taken.size) if taken.size else b"", taken.passed)
 
-    def _tune(self) -> None:
+    def tune(self) -> None:
         """Look for tokens like the last one; for none while a chunk or an event is half read."""
         stream = self._stream
         around = stream.last_token() if self.source.between_chunks else NONE
@@ -215,4 +217,4 @@ class PumpedStream:
             before, after = around
             library, pump = self._pump.library, self._pump.pump
             if library.pump_tune(pump, self._slot, before, len(before), after, len(after)):
-                raise MemoryError
+                self.leave()  # no memory
