@@ -12,6 +12,7 @@ import pytest
 
 from pd_operator.core.observed import HASH_ANNOTATION
 from pd_operator.core.observed_kinds import Ref
+from pd_operator.core.observed_pods import ACCOUNT_ANNOTATION
 from pdctl.shell.cluster.api import APPLY, MERGE
 from pdctl.shell.cluster.cluster import EmbeddedCluster
 from support.api_faults import Fault
@@ -515,6 +516,12 @@ def test_a_status_that_somebody_edits_is_corrected(lab: Lab) -> None:
     eventually("corrected", lambda: lab.get(lab.ref("PDDeployment"))["status"] == right)
 
 
+def delete_without_pods(lab: Lab, ref: Ref) -> None:
+    options = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Orphan"}
+    lab.api.request("DELETE", lab.path(ref), options)
+    eventually("gone", lambda: not lab.exists(ref))
+
+
 def test_a_fixed_field_of_an_older_release_is_replaced_without_its_pods(lab: Lab) -> None:
     operator = lab.operator()
     lab.create()
@@ -523,9 +530,7 @@ def test_a_fixed_field_of_an_older_release_is_replaced_without_its_pods(lab: Lab
     ref = lab.ref("StatefulSet", "qwen-decode")
     raw = lab.get(ref)
     pod = eventually("a pod", lambda: lab.pods("decode"))[0]["metadata"]["uid"]
-    options = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Orphan"}
-    lab.api.request("DELETE", lab.path(ref), options)
-    eventually("gone", lambda: not lab.exists(ref))
+    delete_without_pods(lab, ref)
     older = {key: raw[key] for key in ("apiVersion", "kind", "spec")}
     older["spec"]["podManagementPolicy"] = "OrderedReady"
     metadata = {key: raw["metadata"][key] for key in ("name", "namespace", "labels", "ownerReferences")}
@@ -540,6 +545,43 @@ def test_a_fixed_field_of_an_older_release_is_replaced_without_its_pods(lab: Lab
         return found["uid"] == pod and [owner["uid"] for owner in found.get("ownerReferences", [])] == [uid]
 
     eventually("the same pod is adopted", adopted)
+
+
+def test_routers_that_lost_their_account_and_their_deployment_are_rolled_once(lab: Lab) -> None:
+    operator = lab.operator()
+    lab.create()
+    lab.settled(operator)
+    ref, account = lab.ref("Deployment", "qwen-router"), lab.ref("ServiceAccount", "qwen-router")
+    eventually("a router", lambda: lab.pods("router"))
+    operator.kill()
+    delete_without_pods(lab, ref)
+    lab.delete(account)
+    eventually("gone", lambda: not lab.exists(account))
+    operator = lab.operator()
+    eventually("made anew", lambda: lab.exists(ref) and lab.exists(account))
+    uid = lab.get(account)["metadata"]["uid"]
+
+    def rolled() -> bool:
+        found = [one["metadata"].get("annotations", {}).get(ACCOUNT_ANNOTATION) for one in lab.pods("router")]
+        lab.make_ready()
+        return found == [uid]
+
+    eventually("no router has a token of the earlier account", rolled)
+    router = lab.pods("router")[0]["metadata"]["uid"]
+    operator.kill()
+    delete_without_pods(lab, ref)
+    lab.operator()
+    eventually("made anew", lambda: lab.exists(ref))
+    replica_sets = f"/apis/apps/v1/namespaces/{lab.namespace}/replicasets"
+
+    def adopted() -> bool:
+        owners = [one["metadata"].get("ownerReferences", []) for one in lab.api.get(replica_sets)["items"]]
+        return [[owner["uid"] for owner in found] for found in owners] == [[lab.get(ref)["metadata"]["uid"]]] * 2
+
+    eventually("what is there is taken over", adopted)
+    eventually("it is current", lambda: lab.get(ref).get("status", {}).get("updatedReplicas") == 1)
+    assert [one["metadata"]["uid"] for one in lab.pods("router")] == [router]
+    assert len(lab.api.get(replica_sets)["items"]) == 2, "the first template and the one with the account, no third"
 
 
 def test_what_is_wrong_with_pods_is_told(lab: Lab) -> None:

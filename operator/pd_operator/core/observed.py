@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pd_operator.core.names import MANAGED_BY
 from pd_operator.core.observed_kinds import Ref
-from pd_operator.core.observed_pods import Pod, one_line
+from pd_operator.core.observed_pods import ACCOUNT_ANNOTATION, Pod, one_line
 from pd_operator.core.observed_router import RouterAnswer
 from pd_wire import names
 
@@ -50,6 +50,7 @@ class Workload:
         available: pods that have been ready for `minReadySeconds`.
         partition: a StatefulSet replaces no pod with a smaller index.
         generation: label of the live template.
+        account: uid of the account that the live template names, empty where it names none.
         deadline_passed: a Deployment's own verdict that its rollout is stuck.
         paused: somebody has told a Deployment to begin no rollout. The operator never does.
         pods_refused: why a Deployment's pods are not made; a StatefulSet does not say, see `Observed.pods_refused`.
@@ -64,6 +65,7 @@ class Workload:
     available: int = 0
     partition: int = 0
     generation: str = ""
+    account: str = ""
     current_revision: str = ""
     update_revision: str = ""
     deadline_passed: bool = False
@@ -216,6 +218,7 @@ def _workload(kind: str, raw: Mapping[str, Any]) -> Workload:
         available=int(status.get("availableReplicas", 0)),
         partition=int(_at(spec, "updateStrategy", "rollingUpdate").get("partition", 0)),
         generation=str(_at(spec, "template", "metadata", "labels").get(names.LABEL_GENERATION, "")),
+        account=str(_at(spec, "template", "metadata", "annotations").get(ACCOUNT_ANNOTATION, "")),
         current_revision=str(status.get("currentRevision", "")),
         update_revision=str(status.get("updateRevision", "")),
         paused=bool(spec.get("paused")),

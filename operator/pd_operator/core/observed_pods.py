@@ -29,6 +29,8 @@ _CREATE_REASONS: Final = frozenset(
 _BEFORE_THE_START: Final = ("ContainerCreating", "PodInitializing")
 _FINAL_PHASES: Final = ("Failed", "Succeeded")
 ADMIN_PORT: Final = "admin"
+ACCOUNT_ANNOTATION: Final = f"{names.API_GROUP}/service-account-uid"
+"""On a template and its pods: the uid of the account that they were made for, see `plan_accounts`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Pod:
         begun: a container of it runs or has run.
         runs: all of its containers run and have passed their startup probes; it may be unready all the same.
         finished: it failed or succeeded, so that nothing of it runs again.
+        account: uid of the account that its template names, empty where it names none.
     """
 
     namespace: str
@@ -82,6 +85,7 @@ class Pod:
     begun: bool = False
     runs: bool = False
     finished: bool = False
+    account: str = ""
 
 
 def observe_pod(raw: Mapping[str, Any]) -> Pod:
@@ -119,6 +123,7 @@ def observe_pod(raw: Mapping[str, Any]) -> Pod:
         begun=any(map(_has_begun, status.get("containerStatuses") or ())),
         runs=not deleting and _runs(status),
         finished=status.get("phase") in _FINAL_PHASES,
+        account=str((metadata.get("annotations") or {}).get(ACCOUNT_ANNOTATION, "")),
     )
 
 

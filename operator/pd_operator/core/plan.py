@@ -42,7 +42,7 @@ from typing import Any, Final
 
 from pd_operator.core.observed import HASH_ANNOTATION, IMMUTABLE, Child, Observed, immutable_fields
 from pd_operator.core.observed_kinds import Ref, kind_named
-from pd_operator.core.plan_accounts import account_of, for_its_account
+from pd_operator.core.plan_accounts import account_of, for_its_account, has_living_pods
 from pd_operator.core.plan_adoption import with_living_replicas
 from pd_operator.core.plan_needs import needs
 from pd_operator.core.plan_ownership import lost_fields, owns
@@ -136,7 +136,7 @@ def plan(
         account = account_of(manifest)
         if refusal is None and account in going:
             action, refusal = None, _waits_for(manifest, account, Reason.WAITING_FOR_CLEANUP)
-        elif refusal is None and account in coming and ref_of(manifest) in observed.children:
+        elif refusal is None and account in coming and _has_pods(ref_of(manifest), observed):
             # The next pass knows the new account and rolls the pods of the earlier one.
             action, refusal = None, _waits_for(manifest, account, Reason.CREATING)
         if refusal is not None and refusal.reason is Reason.FOREIGN_OBJECT:
@@ -255,6 +255,10 @@ def _waits_for(manifest: Manifest, account: Ref | None, reason: Reason) -> Refus
     """Pods with a token of an account that goes would soon be refused by the API server."""
     ref = ref_of(manifest)
     return Refusal(ref, role_of(manifest), reason, f"{ref} is not written until {account} is made anew")
+
+
+def _has_pods(ref: Ref, observed: Observed) -> bool:
+    return ref in observed.children or has_living_pods(ref, observed)
 
 
 def changed_immutable_fields(manifest: Mapping[str, Any], child: Child) -> tuple[str, ...]:

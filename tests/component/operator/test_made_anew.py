@@ -6,14 +6,14 @@ import pytest
 
 from pd_operator.core.observed import HASH_ANNOTATION
 from pd_operator.core.observed_kinds import Ref
-from pd_operator.core.plan_accounts import ACCOUNT_ANNOTATION
+from pd_operator.core.observed_pods import ACCOUNT_ANNOTATION
 from pd_wire import names
 from support.operator_bench import Bench
 
 ACCOUNT = Ref("ServiceAccount", "models", "qwen-router")
 ROUTER = Ref("Deployment", "models", "qwen-router")
 ENGINES = Ref("StatefulSet", "models", "qwen-prefill")
-LATER = "2026-11-30T11:00:00Z"
+LATER, LATEST = "2026-11-30T11:00:00Z", "2026-11-30T12:00:00Z"
 EXTERNAL = (("spec.prefill.scaling", "External"), ("spec.router.scaling", "External"))
 
 
@@ -24,11 +24,11 @@ def uid_on(bench: Bench) -> str | None:
     return None if value is None else str(value)
 
 
-def put_pods(bench: Bench, role: str, *pods: str) -> None:
+def put_pods(bench: Bench, role: str, *pods: str, annotations: dict[str, str] | None = None) -> None:
     """Pods that run, as a controller made them."""
     for name in pods:
         labels = {names.LABEL_DEPLOYMENT: "qwen", names.LABEL_ROLE: role}
-        metadata = {"name": name, "namespace": "models", "labels": labels}
+        metadata = {"name": name, "namespace": "models", "labels": labels, "annotations": annotations or {}}
         bench.cluster.put({"kind": "Pod", "metadata": metadata, "spec": {}, "status": {"phase": "Running"}})
 
 
@@ -71,6 +71,28 @@ async def test_an_account_that_waits_for_cleanup_gets_no_pods(bench: Bench, depl
     await bench.settle(operator)
     account = bench.cluster.objects[ACCOUNT]["metadata"]["uid"]
     assert uid_on(bench) == (None if deployment_too else account), "a Deployment that is made with it needs no roll"
+
+
+async def test_routers_left_without_their_account_and_their_deployment_are_rolled_once(bench: Bench) -> None:
+    bench.create()
+    operator = await bench.operator()
+    await bench.settle(operator)
+    put_pods(bench, "router", "qwen-router-5d-a")
+    bench.cluster.time = LATER
+    bench.cluster.remove(ROUTER, collect=False)
+    bench.cluster.remove(ACCOUNT)
+    await bench.settle(operator)
+    account = bench.cluster.objects[ACCOUNT]["metadata"]["uid"]
+    assert uid_on(bench) == account
+    await bench.assert_another_look_writes_nothing(operator)
+    # The roll has brought routers that are younger than the account, and their Deployment is lost once more.
+    bench.cluster.remove(Ref("Pod", "models", "qwen-router-5d-a"))
+    bench.cluster.time = LATEST
+    put_pods(bench, "router", "qwen-router-6e-a", annotations={ACCOUNT_ANNOTATION: account})
+    bench.cluster.remove(ROUTER, collect=False)
+    await bench.settle(operator)
+    assert uid_on(bench) == account, "another template would roll them again"
+    await bench.assert_another_look_writes_nothing(operator)
 
 
 async def test_a_workload_of_an_autoscaler_comes_back_with_its_pods(bench: Bench) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from pd_operator.core.observed import HASH_ANNOTATION, Child, Observed, observe_child
 from pd_operator.core.observed_kinds import Ref
+from pd_operator.core.observed_pods import ACCOUNT_ANNOTATION, Pod, observe_pod
 from pd_operator.core.plan import Apply, Plan, plan, ref_of, stamp
-from pd_operator.core.plan_accounts import ACCOUNT_ANNOTATION, account_of, for_its_account
+from pd_operator.core.plan_accounts import account_of, for_its_account
 from pd_operator.core.reasons import Reason
 from pd_operator.core.render_children import render_children
 from pd_operator.core.render_context import RenderContext
@@ -58,6 +59,15 @@ def live(manifest: dict[str, Any], created: str, **changes: Any) -> Child:
 def seen(*children: Child) -> Observed:
     """What was seen: these children and nothing else."""
     return Observed(raw=RAW, children={child.ref: child for child in children})
+
+
+def running(created: str, account: str = "", **changes: Any) -> Pod:
+    """A router that runs."""
+    labels = {"pdserving.dev/pddeployment": "qwen", "pdserving.dev/role": "router"}
+    metadata = {"name": "qwen-router-7d9f8-x", "namespace": "models", "uid": "p", "labels": labels}
+    annotations = {ACCOUNT_ANNOTATION: account} if account else {}
+    raw = {"metadata": {**metadata, "creationTimestamp": created, "annotations": annotations}}
+    return replace(observe_pod(raw), **changes)
 
 
 def uid_on(manifest: Any) -> str | None:
@@ -128,6 +138,53 @@ def test_both_are_made_at_once_when_neither_exists() -> None:
     assert isinstance(made.actions[1], Apply)
     assert uid_on(made.actions[1].manifest) is None
     assert made.actions[1].manifest["metadata"]["annotations"][HASH_ANNOTATION]
+
+
+@pytest.mark.parametrize(
+    ("pods", "named"),
+    [
+        ((running(EARLIER),), True),
+        ((running(EARLIER, "uid-of-an-earlier"),), True),
+        ((running(LATER, "uid-of-ServiceAccount"),), True),
+        ((running(LATER), running(EARLIER)), True),
+        ((running(THEN),), False),
+        ((running(""),), False),
+        ((running(EARLIER, deleting=True), running(EARLIER, finished=True)), False),
+        ((running(EARLIER, name="qwen-decode-0"),), False),
+        ((), False),
+    ],
+    ids=[
+        "with tokens of an earlier account",
+        "made for an earlier account",
+        "made for this account",
+        "some of an earlier account",
+        "of this account",
+        "of an unknown age",
+        "none that lasts",
+        "of another role",
+        "none",
+    ],
+)
+def test_routers_that_a_new_deployment_adopts_are_rolled_only_if_their_account_is_gone(
+    pods: tuple[Pod, ...], named: bool
+) -> None:
+    account = live(ACCOUNT, THEN)
+    found = replace(seen(account), pods=pods)
+    (action,) = plan([ACCOUNT, ROUTER], found).actions
+    assert isinstance(action, Apply)
+    assert uid_on(action.manifest) == (account.uid if named else None)
+    after = {account.ref: account, action.ref: live(dict(action.manifest), LATER)}
+    assert plan([ACCOUNT, ROUTER], replace(found, children=after)) == Plan(), (
+        "and then nothing, whatever pods there are"
+    )
+    assert plan([ACCOUNT, ROUTER], replace(found, children=after, pods=())) == Plan()
+
+
+def test_while_routers_live_a_deployment_is_not_made_before_its_account() -> None:
+    found = replace(seen(), pods=(running(EARLIER),))
+    made = plan([ACCOUNT, ROUTER], found)
+    assert [action.ref.kind for action in made.actions] == ["ServiceAccount"]
+    assert [(one.ref.kind, one.reason) for one in made.refusals] == [("Deployment", Reason.CREATING)]
 
 
 @pytest.mark.parametrize("exists", [True, False], ids=["the Deployment runs", "it is absent"])
