@@ -25,7 +25,7 @@ NUMBERS: Final[Mapping[str, Number]] = {
         "vllm:pd_pinned_blocks", "Blocks of finished turns that vLLM keeps until a read or a timer."
     ),
     "readable_blocks": Number(
-        "vllm:pd_readable_blocks", "Blocks of finished turns that are intact and that nothing keeps."
+        "vllm:pd_readable_blocks", "Blocks of finished turns that are intact and that were given back to the pool."
     ),
     "handed_over_blocks": Number(
         "vllm:pd_handed_over_blocks", "Such blocks that went to another request or with a reset.", total=True

@@ -5,7 +5,8 @@ channel, because that one is never busy with a step. The side channel is a plain
 dealt with: who does not know a token changes nothing, and learns as much as about one that never was.
 
 Layout, little endian: ``PDL1``, u16 number of items, and per item 16 bytes of token and u16 seconds. Answer: ``PDM1``,
-u16 number, and u16 seconds left per item, in the same order.
+u16 number, u8 1 where the batch has ended a lease that was held (0 otherwise), and u16 seconds left per item, in the
+same order.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pd_wire.lease import MAX_BATCH, MAX_SECONDS, TOKEN_DIGITS
 CHANGE: Final = b"PDL1"
 ANSWER: Final = b"PDM1"
 _HEAD: Final = struct.Struct("<4sH")
+_ANSWER_HEAD: Final = struct.Struct("<4sH?")
 _ITEM: Final = struct.Struct(f"<{TOKEN_DIGITS // 2}sH")
 
 
@@ -62,17 +64,31 @@ def decode(message: bytes) -> list[NewEnd]:
     return batch
 
 
-def encode_answer(left: Sequence[int]) -> bytes:
-    """The message that says how many seconds are left of each."""
-    return _HEAD.pack(ANSWER, len(left)) + struct.pack(f"<{len(left)}H", *left)
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a batch."""
+
+    left: list[int]
+    """Seconds that are left of each lease; 0 for those that are not held."""
+    ended: bool = False
+    """A lease that was held is over now: the engine has to take a step to give its blocks back."""
 
 
-def decode_answer(message: bytes, asked: int) -> list[int]:
+def encode_answer(answer: Answer) -> bytes:
+    """The message that says what became of a batch."""
+    head = _ANSWER_HEAD.pack(ANSWER, len(answer.left), answer.ended)
+    return head + struct.pack(f"<{len(answer.left)}H", *answer.left)
+
+
+def decode_answer(message: bytes, asked: int) -> Answer:
     """Read the answer to a batch of ``asked`` items.
 
     Raises:
         Unreadable: when it is none, or one to another batch.
     """
-    if len(message) != _HEAD.size + 2 * asked or _HEAD.unpack_from(message) != (ANSWER, asked):
+    if len(message) != _ANSWER_HEAD.size + 2 * asked:
+        raise Unreadable("the message's length is not that of an answer to this batch")
+    mark, number, ended = _ANSWER_HEAD.unpack_from(message)
+    if (mark, number) != (ANSWER, asked):
         raise Unreadable("the message is no answer to this batch")
-    return list(struct.unpack_from(f"<{asked}H", message, _HEAD.size))
+    return Answer(list(struct.unpack_from(f"<{asked}H", message, _ANSWER_HEAD.size)), ended)

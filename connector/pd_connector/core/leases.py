@@ -7,15 +7,20 @@ The value of a lease is what the router says about its conversation. Least valua
 that nobody has ever prolonged, those prolonged longest ago. Where the cap is reached, a new lease takes the place of
 ones that nobody prolonged: of two conversations that nobody has spoken up for, the later one is likelier to come back,
 and otherwise a burst of single turns would shut everybody out for as long as a lease takes. A prolonged lease gives way
-to no new one. Where that leaves too little room, a new lease holds as many of its leading blocks as there is room for:
-a conversation that goes on at the cap keeps what it had. It inherits the good word for the turn that it continues.
+to no new one. Where that leaves too little room, a new lease holds as many of its leading blocks as there can be room
+for: a conversation that goes on at the cap keeps what it had. Nobody gives way whose blocks do not help.
+
+A turn inherits the good word for the one that it continues, until somebody speaks for itself. Which turn that is can
+only be seen on the blocks, and a turn that merely begins alike (all of a short one may be a system prompt) looks the
+same. So each word is passed on once: forks would otherwise hold the cap by a word that was never said for them.
 
 Only the scheduler's thread grants and removes. The side channel's thread may find a lease and set its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -29,6 +34,8 @@ class Held:
     spoken_for: float
     """When it was granted or last prolonged."""
     prolonged: bool = False
+    passed_on: bool = False
+    """A later turn has inherited that it was prolonged."""
 
     def over(self, now: float) -> bool:
         """Whether it has run out or was ended."""
@@ -69,32 +76,34 @@ class Leases:
         Returns:
             The new lease, or ``None`` when there is no room for one; then nothing has changed.
         """
-        gave_way = self._room_for(frozenset(blocks), now)
+        candidates = self.may_give_way(now)
+        part = tuple(blocks)
+        gave_way = self._least(candidates, part)
         if gave_way is None:
-            blocks, gave_way = self._part(blocks), []
-            if not blocks:
-                return None
-        wanted = frozenset(blocks)
-        spoken_for = any(
-            other.prolonged and not other.over(now) and wanted.issuperset(other.blocks) for other in self._held.values()
-        )
-        held = Held(token, tuple(blocks), now + seconds, now, spoken_for)
+            part = self._longest(candidates, blocks)
+            gave_way = self._least(candidates, part)
+        if not part or gave_way is None:
+            return None
+        continued = self._continued(frozenset(part), now)
+        if continued is not None:
+            continued.passed_on = True
+        held = Held(token, part, now + seconds, now, continued is not None)
         for other in gave_way:
             self.remove(other)
         self._held[token] = held
-        for block in held.blocks:
+        for block in part:
             self._uses[block] = self._uses.get(block, 0) + 1
         return Grant(held, gave_way)
 
-    def set_end(self, token: str, now: float, seconds: int) -> int:
+    def set_end(self, token: str, now: float, seconds: int) -> int | None:
         """Let a lease end ``seconds`` from now; 0 ends it. Any thread.
 
         Returns:
-            The seconds that are left: ``seconds``, or 0 where no such lease is held.
+            The seconds that are left, ``seconds``; ``None`` where no such lease is held.
         """
         held = self._held.get(token)
         if held is None or held.over(now):
-            return 0
+            return None
         if seconds:
             held.prolonged, held.spoken_for = True, now
         held.ends = now + seconds
@@ -133,32 +142,58 @@ class Leases:
             else:
                 del self._uses[block]
 
-    def _part(self, blocks: Sequence[int]) -> tuple[int, ...]:
-        """The leading blocks that are held already or fit under the cap."""
-        room = self.cap - len(self._uses)
+    def _continued(self, blocks: frozenset[int], now: float) -> Held | None:
+        """The lease whose good word a turn with these blocks inherits: the longest that it begins with."""
+        words = (
+            held
+            for held in self._held.values()
+            if held.prolonged and not held.passed_on and not held.over(now) and blocks.issuperset(held.blocks)
+        )
+        return max(words, key=lambda held: len(held.blocks), default=None)
+
+    def _longest(self, candidates: Sequence[Held], blocks: Sequence[int]) -> tuple[int, ...]:
+        """As many of the leading blocks as there is room for without any of ``candidates``."""
+        lost: Counter[int] = Counter()
+        for held in candidates:
+            lost.update(held.blocks)
+        room = self.cap - sum(uses > lost[block] for block, uses in self._uses.items())
         part: list[int] = []
         for block in blocks:
-            if block not in self._uses:
+            if self._uses.get(block, 0) <= lost[block]:
                 if room <= 0:
                     break
                 room -= 1
             part.append(block)
         return tuple(part)
 
-    def _room_for(self, wanted: frozenset[int], now: float) -> list[Held] | None:
-        """Which leases have to give way, or ``None`` when not enough of them may."""
+    def _least(self, candidates: Sequence[Held], blocks: Sequence[int]) -> list[Held] | None:
+        """Which of ``candidates`` have to give way for these blocks, the first ones rather than the last.
+
+        None of them could be spared. ``None`` when all together are not enough.
+        """
+        wanted = frozenset(blocks)
         total = len(self._uses) + sum(block not in self._uses for block in wanted)
-        if total <= self.cap:
-            return []
-        if len(wanted) > self.cap:
-            return None
+        lost: Counter[int] = Counter()
         chosen: list[Held] = []
-        lost: dict[int, int] = {}
-        for held in self.may_give_way(now):
-            chosen.append(held)
-            for block in held.blocks:
-                lost[block] = lost.get(block, 0) + 1
-                total -= lost[block] == self._uses[block] and block not in wanted
+        for held in candidates:
             if total <= self.cap:
-                return chosen
-        return None
+                break
+            chosen.append(held)
+            lost.update(held.blocks)
+            total -= self._only(lost, held, wanted)
+        if total > self.cap:
+            return None
+        # What seemed to help may not have been needed in the end.
+        gave_way: list[Held] = []
+        for held in reversed(chosen):
+            back = self._only(lost, held, wanted)
+            if total + back <= self.cap:
+                total += back
+                lost.subtract(held.blocks)
+            else:
+                gave_way.append(held)
+        return gave_way[::-1]
+
+    def _only(self, lost: Mapping[int, int], held: Held, wanted: Collection[int]) -> int:
+        """Blocks of ``held`` that nobody wants and that no lease holds besides the ``lost`` ones."""
+        return sum(lost[block] == self._uses[block] and block not in wanted for block in held.blocks)

@@ -5,7 +5,8 @@ and nobody else can do anything here. It speaks to the engine's side channel, wh
 a step takes, and to nobody but the ranks that this server has started: hosts and ports come from its configuration.
 
 A lease that is over ends in the engine's next step. An idle engine takes none, so it is woken, after a batch that ended
-some and every few seconds for those that ran out: a question that it answers by itself, and then looks for work.
+some that were held (anybody may ask for an end) and every few seconds for those that ran out: a question that it
+answers by itself, and then looks for work.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from vllm.logger import init_logger
 from vllm.utils.network_utils import make_zmq_path
 
 from pd_connector.core import lease_message, lease_request
-from pd_connector.core.lease_message import NewEnd
+from pd_connector.core.lease_message import Answer, NewEnd
 from pd_connector.core.lease_request import MAX_BYTES, Refused
 from pd_connector.core.question import Unreadable
 from pd_wire import names
@@ -33,6 +34,11 @@ LIMIT_SECONDS: Final = 2.0
 """Longest time for the engine's answer: that thread has nothing else to do, so later there will be none."""
 WAKE_SECONDS: Final = 10.0
 """How often an engine is woken that may be idle; it takes about a millisecond of its time."""
+AT_ONCE: Final = 32
+"""Requests that are asked about at once, each by a socket per rank, of which zmq has about a thousand. More of them
+wait: the engine's answer takes less than a millisecond."""
+RETRY_SECONDS: Final = 1
+"""When to come back where the engine did not answer."""
 _JSON: Final = (b"content-type", b"application/json")
 
 Message = MutableMapping[str, Any]
@@ -47,6 +53,7 @@ class LeaseApi:
         self._app = app
         self._ended = asyncio.Event()
         self._context = zmq.asyncio.Context()
+        self._places = asyncio.Semaphore(AT_ONCE)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer requests to our path, pass on every other."""
@@ -65,29 +72,39 @@ class LeaseApi:
                 headers.append((b"allow", b"POST"))
                 raise Refused("only POST is served here", status=405)
             batch = lease_request.parse(await _body(scope, receive))
-            left = await self._set_ends(scope["app"].state.vllm_config.parallel_config, batch)
-            status, body = 200, lease_request.answer(batch, left)
-            if any(item.seconds == 0 for item in batch):
+            answer = await self._set_ends(scope["app"].state.vllm_config.parallel_config, batch)
+            status, body = 200, lease_request.answer(batch, answer.left)
+            if answer.ended:
                 self._ended.set()
         except Refused as refusal:
             status, body = refusal.status, refusal.body()
+            if status == 503:
+                headers.append((b"retry-after", str(RETRY_SECONDS).encode()))
         except ConnectionError:
             return  # the client has left
         headers.append((b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _set_ends(self, parallel: Any, batch: list[NewEnd]) -> list[int]:
-        """Seconds left of each item. A lease is held by one rank at most.
+    async def _set_ends(self, parallel: Any, batch: list[NewEnd]) -> Answer:
+        """What became of the batch. A lease is held by one rank at most.
 
         Raises:
-            Refused: when a rank does not answer.
+            Refused: when a rank does not answer, or too many other requests wait for one.
         """
         first = envs.VLLM_NIXL_SIDE_CHANNEL_PORT + parallel.data_parallel_index
         ports = range(first, first + parallel.data_parallel_size_local)
         message = lease_message.encode(batch)
-        answers = await asyncio.gather(*(_ask(self._context, port, message, len(batch)) for port in ports))
-        return [max(left) for left in zip(*answers, strict=True)] or [0] * len(batch)
+        try:
+            await asyncio.wait_for(self._places.acquire(), LIMIT_SECONDS)
+        except TimeoutError as error:
+            raise Refused("too many requests wait for the engine's answer", status=503) from error
+        try:
+            answers = await asyncio.gather(*(_ask(self._context, port, message, len(batch)) for port in ports))
+        finally:
+            self._places.release()
+        left = [max(each) for each in zip(*(answer.left for answer in answers), strict=True)]
+        return Answer(left or [0] * len(batch), any(answer.ended for answer in answers))
 
     @contextlib.contextmanager
     def _waking(self, state: Any) -> Iterator[None]:
@@ -131,7 +148,7 @@ async def _body(scope: Message, receive: Receive) -> bytes:
             return bytes(body)
 
 
-async def _ask(context: zmq.asyncio.Context, port: int, message: bytes, items: int) -> list[int]:
+async def _ask(context: zmq.asyncio.Context, port: int, message: bytes, items: int) -> Answer:
     try:
         with context.socket(zmq.REQ) as socket:
             socket.setsockopt(zmq.LINGER, 0)
@@ -139,6 +156,5 @@ async def _ask(context: zmq.asyncio.Context, port: int, message: bytes, items: i
             socket.connect(make_zmq_path("tcp", envs.VLLM_NIXL_SIDE_CHANNEL_HOST, port))
             await socket.send(message)
             return lease_message.decode_answer(await asyncio.wait_for(socket.recv(), LIMIT_SECONDS), items)
-    # Of zmq's own there is one that callers bring about: more sockets than a context may have.
     except (TimeoutError, Unreadable, zmq.ZMQError) as error:
         raise Refused("the engine did not answer", status=503) from error

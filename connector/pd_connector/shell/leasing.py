@@ -19,7 +19,7 @@ from typing import Any
 
 from vllm.v1.request import RequestStatus
 
-from pd_connector.core.lease_message import NewEnd
+from pd_connector.core.lease_message import Answer, NewEnd
 from pd_connector.core.leases import Held, Leases
 from pd_connector.shell.retention import Kept, UnpinnedRetention
 from pd_wire import names
@@ -97,7 +97,7 @@ class LeasedRetention(UnpinnedRetention):
 
     @property
     def pending(self) -> bool:
-        """Only leases that are over keep an idle engine going, not those that merely exist."""
+        """Leases that are over keep an idle engine going, too, but not those that merely exist."""
         return super().pending or self._leases.any_over(self._clock())
 
     def keep_readable(self, block_ids: Sequence[int]) -> Kept:
@@ -105,7 +105,7 @@ class LeasedRetention(UnpinnedRetention):
         if self._is_short():
             # The running requests count on what vLLM is about to free.
             self._totals["leases_refused"] += 1
-            self._give_back(self._touch(block_ids))
+            self._give_back(self._touch(block_ids), others=1)  # the request that ends
             return Kept(names.MODE_LEASED, self._stamps.now)
         token = secrets.token_hex(TOKEN_DIGITS // 2)
         grant = self._leases.grant(token, block_ids, self._clock(), self._seconds)
@@ -183,9 +183,11 @@ class LeasedRetention(UnpinnedRetention):
 
     # --- parts ----------------------------------------------------------------------------------
 
-    def _set_ends(self, batch: Sequence[NewEnd]) -> list[int]:
+    def _set_ends(self, batch: Sequence[NewEnd]) -> Answer:
         now = self._clock()
-        return [self._leases.set_end(item.token, now, item.seconds) for item in batch]
+        left = [self._leases.set_end(item.token, now, item.seconds) for item in batch]
+        # `None` is what is not held, so it has not been ended.
+        return Answer([seconds or 0 for seconds in left], ended=0 in left)
 
     def _is_short(self) -> bool:
         """Whether the next step needs more than is free, even without the leases that may give way."""
@@ -237,6 +239,7 @@ class LeasedRetention(UnpinnedRetention):
         return blocks
 
     def _end_all(self) -> None:
+        self._untold = True
         for held in self._leases.by_value(self._clock()):
             self._end(held)
 

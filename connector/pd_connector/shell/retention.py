@@ -10,11 +10,12 @@ Runs in the scheduler's thread, except `answer`, which the side channel's thread
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pd_connector.core import lease_message, question
+from pd_connector.core.lease_message import Answer, NewEnd
 from pd_connector.core.question import Unreadable
 from pd_connector.core.stamps import Stamps
 from pd_wire import names
@@ -50,11 +51,13 @@ class UnpinnedRetention:
         self._step = 0
         self._readable: set[int] = set()
         self._handed_over_blocks = 0
+        self._untold = True
+        """Numbers have changed outside of a step, which alone tells them; at first the engine has told none at all."""
 
     @property
     def pending(self) -> bool:
-        """Blocks wait to be given back; an idle engine has to take a step for it."""
-        return bool(self._waiting)
+        """An idle engine has to take a step: blocks wait to be given back, or numbers to be told."""
+        return self._untold or bool(self._waiting)
 
     def keep_readable(self, block_ids: Sequence[int]) -> Kept:
         """Hold a finished turn's blocks until they can be given back with a watch on each.
@@ -94,11 +97,13 @@ class UnpinnedRetention:
             _, blocks = self._waiting.pop(0)
             self._give_back(blocks)
         self._step += 1
+        self._untold = False
 
     def forget(self) -> None:
         """The KV cache was reset: no handle from before may be used."""
         self._stamps.renew(_draw_epoch())
         self._readable.clear()
+        self._untold = True
 
     def answer(self, message: bytes) -> bytes | None:
         """The answer to a message that came in by the side channel, or ``None`` when it deserves none."""
@@ -116,28 +121,31 @@ class UnpinnedRetention:
         """Numbers for the engine's metrics by their keys in `core.counts`."""
         return {"readable_blocks": len(self._readable), "handed_over_blocks": self._handed_over_blocks}
 
-    def _set_ends(self, batch: Sequence[lease_message.NewEnd]) -> list[int]:
-        return [0] * len(batch)
+    def _set_ends(self, batch: Sequence[NewEnd]) -> Answer:
+        return Answer([0] * len(batch))
 
-    def _touch(self, block_ids: Iterable[int]) -> list[Any]:
+    def _touch(self, block_ids: Sequence[int]) -> list[Any]:
         blocks = [self._pool.blocks[block_id] for block_id in block_ids]
         self._pool.touch(blocks)
+        self._readable.difference_update(block_ids)
         return blocks
 
-    def _give_back(self, blocks: Sequence[Any]) -> None:
-        self._readable.update(block.block_id for block in blocks)
+    def _give_back(self, blocks: Sequence[Any], others: int = 0) -> None:
+        """Release a reference on each. Who else holds a block counts it, but for ``others`` that are about to go."""
         self._pool.unpin_blocks(reversed(blocks), self._handed_over)
+        self._readable.update(block.block_id for block in blocks if block.ref_cnt <= others)
 
     def _handed_over(self, block: Any) -> None:
         self._stamps.handed_over(block.block_id)
         self._readable.discard(block.block_id)
         self._handed_over_blocks += 1
+        self._untold = True  # until the step ends, or, with a reset, until there is one
 
 
 def without_leases(message: bytes) -> bytes | None:
     """The answer of an engine that keeps blocks in vLLM's own way: of every lease, that it is not held."""
     try:
-        return lease_message.encode_answer([0] * len(lease_message.decode(message)))
+        return lease_message.encode_answer(Answer([0] * len(lease_message.decode(message))))
     except Unreadable:
         return None
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pd_connector.core import lease_message, lease_request
 from pd_connector.core.counts import NUMBERS, Changes
-from pd_connector.core.lease_message import NewEnd, decode, decode_answer, encode, encode_answer
+from pd_connector.core.lease_message import Answer, NewEnd, decode, decode_answer, encode, encode_answer
 from pd_connector.core.lease_request import MAX_BYTES, Refused, parse
 from pd_connector.core.question import Unreadable
 from pd_wire.lease import MAX_BATCH, MAX_SECONDS
@@ -30,9 +30,9 @@ def test_a_batch_arrives_as_it_was_sent(batch: list[NewEnd]) -> None:
     assert parse(json.dumps(sent).encode()) == batch
 
 
-@given(st.lists(st.integers(0, MAX_SECONDS), min_size=1, max_size=50))
-def test_an_answer_arrives_as_it_was_sent(left: list[int]) -> None:
-    assert decode_answer(encode_answer(left), len(left)) == left
+@given(st.lists(st.integers(0, MAX_SECONDS), min_size=1, max_size=50), st.booleans())
+def test_an_answer_arrives_as_it_was_sent(left: list[int], ended: bool) -> None:
+    assert decode_answer(encode_answer(Answer(left, ended)), len(left)) == Answer(left, ended)
     batch = [NewEnd(f"{number:032x}", 1) for number in range(len(left))]
     shown = json.loads(lease_request.answer(batch, left))
     assert shown == {"leases": [{"token": f"{at:032x}", "seconds": value} for at, value in enumerate(left)]}
@@ -85,7 +85,15 @@ def test_what_is_bent_is_unreadable_or_another_batch(noise: bytes, at: int, valu
 
 @pytest.mark.parametrize(
     "message",
-    [b"", b"PDM1", encode_answer([60]), encode_answer([1, 2, 3]), encode_answer([1, 2]) + b"x", b"PDL1\x02\x00aaaa"],
+    [
+        b"",
+        b"PDM1",
+        encode_answer(Answer([60])),
+        encode_answer(Answer([1, 2, 3])),
+        encode_answer(Answer([1, 2])) + b"x",
+        b"PDL1\x02\x00\x00aaaa",
+        b"PDM1\x03\x00\x00aaaa",
+    ],
 )
 def test_an_answer_to_something_else_is_unreadable(message: bytes) -> None:
     with pytest.raises(Unreadable):

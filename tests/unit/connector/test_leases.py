@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -21,6 +23,7 @@ class Known:
     ends: float
     spoken_for: float
     prolonged: bool = False
+    passed_on: bool = False
 
     def over(self, now: float) -> bool:
         return self.ends <= now
@@ -45,31 +48,29 @@ class Model(RuleBasedStateMachine):
         self.count += 1
         token = f"{self.count:032x}"
         may_give_way = {name for name, one in self.known.items() if one.over(self.now) or not one.prolonged}
-        before = frozenset[int]().union(*(one.blocks for one in self.known.values()))
+        staying = _union(one for name, one in self.known.items() if name not in may_give_way)
+        room = next((at for at in range(len(blocks), 0, -1) if len(staying.union(blocks[:at])) <= CAP), 0)
         grant = self.table.grant(token, blocks, self.now, seconds)
-        if grant is None or len(grant.held.blocks) < len(blocks):
-            left = [one.blocks for name, one in self.known.items() if name not in may_give_way]
-            assert len(frozenset(blocks).union(*left)) > CAP
-            assert grant is None or not grant.gave_way
-            part = grant.held.blocks if grant is not None else ()
-            assert part == tuple(blocks[: len(part)])
-            assert len(before.union(blocks[: len(part) + 1])) > CAP, "the next one would not have fitted"
         if grant is None:
+            assert room == 0, "there was room for some"
             return
-        gave_way = grant.gave_way
-        for held in gave_way:
-            assert held.token in may_give_way
-        if gave_way:
-            # Without the last one it would not have been enough.
-            spared = gave_way[-1].token
-            kept = [one.blocks for name, one in self.known.items() if name not in _tokens(gave_way) - {spared}]
-            assert len(frozenset(blocks).union(*kept)) > CAP
-        part = frozenset(grant.held.blocks)
-        continued = any(one.prolonged and not one.over(self.now) and one.blocks <= part for one in self.known.values())
-        assert grant.held.prolonged is continued
-        for name in _tokens(gave_way):
+        assert grant.held.blocks == tuple(blocks[:room]), "as many of the leading blocks as there can be room for"
+        part, gave_way = frozenset(grant.held.blocks), _tokens(grant.gave_way)
+        assert gave_way <= may_give_way
+        for spared in gave_way:
+            kept = _union(one for name, one in self.known.items() if name not in gave_way - {spared})
+            assert len(kept | part) > CAP, "it gave way in vain"
+        words = [
+            one
+            for one in self.known.values()
+            if one.prolonged and not one.passed_on and not one.over(self.now) and one.blocks <= part
+        ]
+        assert grant.held.prolonged is bool(words)
+        if words:
+            max(words, key=lambda one: len(one.blocks)).passed_on = True
+        for name in gave_way:
             del self.known[name]
-        self.known[token] = Known(part, self.now + seconds, self.now, continued)
+        self.known[token] = Known(part, self.now + seconds, self.now, bool(words))
 
     @precondition(lambda self: self.known)
     @rule(data=st.data(), seconds=st.integers(0, 60))
@@ -78,7 +79,7 @@ class Model(RuleBasedStateMachine):
         one = self.known[token]
         left = self.table.set_end(token, self.now, seconds)
         if one.over(self.now):
-            assert left == 0
+            assert left is None
             return
         assert left == seconds
         one.ends = self.now + seconds
@@ -87,7 +88,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(0, 60))
     def set_the_end_of_none(self, seconds: int) -> None:
-        assert self.table.set_end("f" * 32, self.now, seconds) == 0
+        assert self.table.set_end("f" * 32, self.now, seconds) is None
 
     @rule()
     def remove_what_is_over(self) -> None:
@@ -109,10 +110,20 @@ class Model(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        union = frozenset[int]().union(*(one.blocks for one in self.known.values()))
+        union = _union(self.known.values())
         assert (len(self.table), self.table.blocks) == (len(self.known), len(union))
         assert self.table.blocks <= CAP
         assert self.table.any_over(self.now) == any(one.over(self.now) for one in self.known.values())
+
+    def teardown(self) -> None:
+        """Whatever was granted, nothing is left once each lease has been removed once."""
+        for held in self.table.by_value(self.now):
+            self.table.remove(held)
+        assert (len(self.table), self.table.blocks, self.table._uses) == (0, 0, {})
+
+
+def _union(leases: Iterable[Known]) -> frozenset[int]:
+    return frozenset[int]().union(*(one.blocks for one in leases))
 
 
 def _tokens(held: list[Held]) -> set[str]:
@@ -163,14 +174,84 @@ def test_prolonged_leases_fill_the_cap_and_a_new_one_is_refused() -> None:
     assert granted(table, "three", [21], 101) == ["one"], "over, although nobody has collected it"
 
 
+def turns(table: Leases, **conversations: tuple[int, int]) -> None:
+    """Grant each its blocks, from the first to before the last; those of `held…` are prolonged."""
+    for token, (first, end) in conversations.items():
+        assert granted(table, token, list(range(first, end)), 0) == []
+        if token.startswith("held"):
+            assert table.set_end(token, 0, 600) == 600
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_where_not_all_fits_who_may_give_way_does(ended: bool) -> None:
+    table = Leases(100)
+    turns(table, held=(0, 60), single=(60, 100))
+    if ended:
+        table.set_end("single", 1, 0)
+    grant = table.grant("new", range(200, 260), 2, 60)
+    assert grant is not None
+    assert (grant.held.blocks, _tokens(grant.gave_way)) == (tuple(range(200, 240)), {"single"})
+
+
+def test_a_held_conversation_that_outgrows_the_cap_goes_on_to_it() -> None:
+    table = Leases(100)
+    turns(table, held=(0, 50), single=(50, 100))
+    grant = table.grant("held, next turn", [*range(50), *range(200, 260)], 1, 60)
+    assert grant is not None
+    assert (len(grant.held.blocks), grant.held.prolonged, table.blocks) == (100, True, 100)
+
+
+def test_a_turn_larger_than_the_cap_displaces_all_that_nobody_prolonged() -> None:
+    table = Leases(100)
+    turns(table, a=(0, 20), b=(20, 40), c=(40, 60), d=(60, 80), e=(80, 100))
+    grant = table.grant("large", range(200, 320), 1, 60)
+    assert grant is not None
+    assert (len(grant.held.blocks), _tokens(grant.gave_way)) == (100, {"a", "b", "c", "d", "e"})
+
+
 def test_who_gives_way_in_vain_stays() -> None:
+    table = Leases(30)
+    turns(table, held=(0, 10), alike=(0, 8), small=(10, 12), large=(20, 30), later=(30, 33))
+    # `alike` frees nothing, and `small` is not needed once `large` has gone.
+    assert granted(table, "new", list(range(40, 53)), 1) == ["large"]
+    assert granted(table, "none", [0, 1, 2], 1) == [], "all of it is held"
     table = Leases(6)
-    granted(table, "single", [1, 2], 0)
-    granted(table, "returning", [3, 4, 5, 6], 0)
-    table.set_end("returning", 1, 100)
-    assert granted(table, "large", [7, 8, 9], 2) is None
-    assert granted(table, "larger than all", list(range(20, 27)), 2) is None
-    assert len(table) == 2
+    turns(table, held_one=(0, 3), held_two=(3, 6), alike=(0, 2))
+    assert granted(table, "new", [7], 1) is None
+    assert len(table) == 3
+
+
+def test_a_good_word_is_inherited_once() -> None:
+    table = Leases(30)
+    turns(table, held=(0, 4))
+    prompt = list(range(4))
+    for number in range(4):
+        own = list(range(100 + 10 * number, 110 + 10 * number))
+        # The first one may be the conversation's next turn, and stays; the others displace each other.
+        gave_way = [] if number < 2 else [f"single {number - 1}"]
+        assert granted(table, f"single {number}", prompt + own, 1 + number) == gave_way
+    assert [held.token for held in table.by_value(9) if held.prolonged] == ["held", "single 0"]
+    assert granted(table, "another", list(range(200, 216)), 10) is not None
+
+
+def test_each_turn_passes_the_word_on_to_its_next_one_and_the_longest_is_meant() -> None:
+    table = Leases(100)
+    turns(table, held=(0, 4), held_long=(0, 10))
+    table.set_end("held", 1, 600)
+    table.set_end("held_long", 1, 600)
+    for end in (20, 30, 40):
+        grant = table.grant(f"turn of {end}", range(end), 2, 60)
+        assert grant is not None
+        assert grant.held.prolonged
+    # `held_long` had taken the word of `held` when it began, and the turns took its own from one to the next.
+    for first in (50, 60):
+        grant = table.grant(f"fork at {first}", [*range(10), *range(first, first + 5)], 3, 60)
+        assert grant is not None
+        assert not grant.held.prolonged
+    table.set_end("held", 4, 600)
+    grant = table.grant("fork after more words", [*range(4), 70], 5, 60)
+    assert grant is not None
+    assert not grant.held.prolonged
 
 
 def test_the_least_valuable_goes_first() -> None:
@@ -202,8 +283,8 @@ def test_an_ended_lease_is_not_revived() -> None:
     table = Leases(4)
     granted(table, "a", [1], 0)
     assert table.set_end("a", 1, 0) == 0
-    assert table.set_end("a", 1, 60) == 0
+    assert table.set_end("a", 1, 60) is None
     granted(table, "b", [2], 0, seconds=5)
-    assert table.set_end("b", 5, 60) == 0, "it has run out"
+    assert table.set_end("b", 5, 60) is None, "it has run out"
     assert table.set_end("b", 4.9, 2) == 2, "a shorter time is a time, too"
-    assert table.set_end("b", 7, 60) == 0
+    assert table.set_end("b", 7, 60) is None

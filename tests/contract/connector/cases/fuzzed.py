@@ -102,12 +102,12 @@ class _Expected:
             batch = decode(message)
         except Unreadable:
             return None
-        left = []
+        left, held = [], self.held
         for item in batch:
             mine = bytes.fromhex(item.token) == self.token and self.held
             left.append(item.seconds if mine else 0)
             self.held = self.held and not (mine and item.seconds == 0)
-        return b"PDM1" + struct.pack(f"<H{len(left)}H", len(left), *left)
+        return b"PDM1" + struct.pack(f"<H?{len(left)}H", len(left), held and not self.held, *left)
 
 
 def _foreign(draw: Any) -> bytes:

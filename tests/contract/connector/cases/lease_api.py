@@ -31,7 +31,8 @@ def case_a_router_prolongs_and_ends_leases(lab: Any) -> None:
         assert server.woken == 0, "nothing to be done at once"
         assert server.post([(UNKNOWN, 60), (token, 0)]) == (200, [0, 0])
         assert server.woken == 1
-        assert server.post([(token, 60)]) == (200, [0])
+        assert server.post([(token, 60), (token, 0), (UNKNOWN, 0)]) == (200, [0, 0, 0])
+        assert server.woken == 1, "nothing that was held has ended, and anybody may ask for that"
     assert scheduler.has_requests()
 
 
@@ -63,6 +64,34 @@ def case_nobody_waits_longer_for_an_engine_that_is_silent(lab: Any) -> None:
         silent.listen()
         status, error = _Server(silent.getsockname()[1]).send(_body([(UNKNOWN, 60)]))
     assert (status, error["error"]["code"]) == (503, 503)
+    assert "did not answer" in error["error"]["message"]
+
+
+def case_more_requests_than_sockets_wait_for_their_turn(lab: Any) -> None:
+    from pd_connector.shell import lease_api
+
+    if not supported():
+        return
+    scheduler = lab.scheduler("decode", **LEASED)
+    token = _token(turn(lab, scheduler))
+    with SideChannel(scheduler) as channel, mock.patch.object(lease_api, "LIMIT_SECONDS", 60):
+        answers = _Server(channel["remote_port"]).send_all([_body([(token, 600)])] * 2000)
+    assert [(status, body["leases"][0]["seconds"]) for status, body, _ in answers] == [(200, 600)] * 2000
+
+
+def case_whoever_waits_too_long_for_a_turn_is_told_so(lab: Any) -> None:
+    import socket
+
+    from pd_connector.shell import lease_api
+
+    with socket.socket() as silent, mock.patch.object(lease_api, "LIMIT_SECONDS", 0.2):
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        answers = _Server(silent.getsockname()[1]).send_all([_body([(UNKNOWN, 60)])] * 40)
+    assert {(status, headers[b"retry-after"]) for status, _, headers in answers} == {(503, b"1")}
+    told = [body["error"]["message"] for _, body, _ in answers]
+    assert sum("too many requests" in message for message in told) == 40 - lease_api.AT_ONCE
+    assert sum("did not answer" in message for message in told) == lease_api.AT_ONCE
 
 
 def case_what_is_malformed_is_refused_with_its_field(lab: Any) -> None:
@@ -164,6 +193,31 @@ class _Server:
         if not sent:
             return None, None
         return sent[0]["status"], json.loads(sent[1]["body"])
+
+    def send_all(self, bodies: list[bytes]) -> list[tuple[int, Any, dict[bytes, bytes]]]:
+        """Many requests at once; status, body and headers of each."""
+
+        async def one(body: bytes) -> tuple[int, Any, dict[bytes, bytes]]:
+            sent: list[dict[str, Any]] = []
+
+            async def receive() -> Any:
+                return {"type": "http.request", "body": body}
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+
+            wanted = {"type": "http", "method": "POST", "path": PATH, "headers": [], "query_string": b""}
+            await self.app(wanted, receive, send)
+            return sent[0]["status"], json.loads(sent[1]["body"]), dict(sent[0]["headers"])
+
+        answers: list[Any] = []
+
+        async def all_of_them() -> None:
+            answers.extend(await asyncio.gather(*map(one, bodies)))
+
+        with self._environment():
+            asyncio.run(self._running(all_of_them()))
+        return answers
 
     def until(self, reached: Any) -> None:
         """Let the server run until something is so."""

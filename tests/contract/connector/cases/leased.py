@@ -215,6 +215,82 @@ def case_beyond_the_cap_a_turn_is_held_in_part_and_then_not_at_all(lab: Any) -> 
     assert "pd_lease" in turn(lab, scheduler, range(9200, 9300), name="later")
 
 
+def case_beyond_the_cap_a_turn_takes_the_place_of_others_although_not_all_of_it_fits(lab: Any) -> None:
+    if not supported():
+        return
+    scheduler = lab.scheduler("decode", extra={"pd_retention": "Leased", "pd_lease_share": 0.0251})
+    held = turn(lab, scheduler, name="held")
+    assert _set(scheduler, held, 100) == 100
+    single = turn(lab, scheduler, range(5000, 5100), name="single")
+    assert _leased_blocks(scheduler) == 10
+    new = turn(lab, scheduler, range(7000, 7100), name="new")
+    idle(lab, scheduler)
+    assert [_set(scheduler, handle, 60) for handle in (held, single, new)] == [60, 0, 60]
+    assert (_leases(scheduler), _leased_blocks(scheduler)) == (2, 10)
+    counts = scheduler.connector.connector_scheduler.counts()
+    assert (counts["leases_displaced"], counts["leases_refused"]) == (1, 0)
+
+
+def case_blocks_that_another_lease_holds_are_not_given_back(lab: Any) -> None:
+    if not supported():
+        return
+    scheduler = lab.scheduler("decode", prefix_caching=True, **LEASED)
+    hashed = lab.hashed()
+    first = turn(lab, scheduler, name="first", more=hashed)
+    second = turn(lab, scheduler, [*TURN, *range(3000, 3028)], name="second", more=hashed)
+    assert second["remote_block_ids"][0][:WHOLE] == first["remote_block_ids"][0][:WHOLE]
+    assert _set(scheduler, first, 0) == 0
+    idle(lab, scheduler)
+    assert (_leases(scheduler), _leased_blocks(scheduler), _given_back(scheduler)) == (1, WHOLE + 1, 0)
+    assert _set(scheduler, second, 0) == 0
+    idle(lab, scheduler)
+    assert (_leases(scheduler), _given_back(scheduler)) == (0, WHOLE + 1)
+    turn(lab, scheduler, name="again", more=hashed)
+    assert (_leased_blocks(scheduler), _given_back(scheduler)) == (WHOLE, 1)
+
+
+def case_what_a_short_engine_gives_back_at_once_is_counted(lab: Any) -> None:
+    if not supported():
+        return
+    scheduler = _decode(lab)
+    retention(scheduler)._is_short = lambda: True
+    turn(lab, scheduler)
+    idle(lab, scheduler)
+    assert is_free(scheduler)
+    assert _given_back(scheduler) == WHOLE
+
+
+def case_an_idle_engine_tells_its_numbers_at_the_start_and_after_a_reset(lab: Any) -> None:
+    if not supported():
+        return
+    scheduler = lab.scheduler("decode", log_stats=True, **LEASED)
+    metrics, registry = _metrics(scheduler.connector, scheduler.vllm_config)
+    made = scheduler.make_stats
+
+    def seen(*arguments: Any, **more: Any) -> Any:
+        stats = made(*arguments, **more)
+        if stats.kv_connector_stats:
+            metrics.observe(stats.kv_connector_stats)
+        return stats
+
+    scheduler.make_stats = seen
+
+    def told(name: str) -> Any:
+        """As vLLM's core does: steps while there is something to do."""
+        for _ in range(3):
+            if scheduler.has_requests():
+                lab.step(scheduler)
+        assert not scheduler.has_requests()
+        return registry.get_sample_value(name, {"engine": "0"})
+
+    assert told("vllm:pd_lease_cap_blocks") == CAP
+    for reset in (scheduler.reset_prefix_cache, scheduler.connector.reset_cache):
+        turn(lab, scheduler)
+        assert told("vllm:pd_leases") == 1
+        reset()
+        assert told("vllm:pd_leases") == 0
+
+
 def case_ten_times_the_cap_of_single_turns_holds_nobody_up(lab: Any) -> None:
     if not supported():
         return
@@ -373,12 +449,16 @@ def _set(scheduler: Any, handle: dict[str, Any], seconds: int) -> int:
     from pd_wire import lease
 
     batch = [NewEnd(lease.parse(handle["pd_lease"]).token, seconds)]
-    (left,) = decode_answer(retention(scheduler).answer(encode(batch)), 1)
+    (left,) = decode_answer(retention(scheduler).answer(encode(batch)), 1).left
     return left
 
 
 def _leases(scheduler: Any) -> int:
     return int(scheduler.connector.connector_scheduler.counts()["leases"])
+
+
+def _given_back(scheduler: Any) -> int:
+    return int(scheduler.connector.connector_scheduler.counts()["readable_blocks"])
 
 
 def _leased_blocks(scheduler: Any) -> int:
