@@ -78,6 +78,18 @@ async def is_empty(pair: Pair) -> bool:
     return (await metrics(pair))["vllm:kv_cache_usage_perc"] == 0.0
 
 
+async def holds(pair: Pair, blocks: int) -> bool:
+    """Whether leases hold exactly so many blocks, by the engine's own metrics."""
+    return (await metrics(pair))["vllm:pd_leased_blocks"] == blocks
+
+
+async def test_an_engine_without_a_request_tells_its_cap(pair: Pair) -> None:
+    async def told() -> bool:
+        return (await metrics(pair))["vllm:pd_lease_cap_blocks"] == CAP
+
+    await until(told, seconds=10)
+
+
 async def test_a_lease_is_prolonged_and_ended(pair: Pair) -> None:
     handle = await turn(pair, prompt(1, TURN))
     assert handle["pd_mode"] == "Leased"
@@ -131,6 +143,37 @@ async def test_a_leased_conversation_survives_what_evicts_another(pair: Pair) ->
     assert abs(partly.logprob - truth.logprob) <= TOLERANCE
 
 
+async def test_at_the_cap_a_new_turn_takes_all_that_nobody_prolonged(pair: Pair) -> None:
+    async with pair.session.post(f"{pair.deployment.urls.decode[0]}/reset_prefix_cache") as response:
+        assert response.status == 200, await response.text()
+    before = (await metrics(pair))["vllm:pd_leases_displaced_total"]
+    held = await turn(pair, prompt(20, 10 * BLOCK))
+    assert await set_ends(pair, (token_of(held), 300)) == [300]
+    single = await turn(pair, prompt(21, 18 * BLOCK))
+    new = await turn(pair, prompt(22, 25 * BLOCK))
+    seen = await metrics(pair)
+    assert (seen["vllm:pd_leased_blocks"], seen["vllm:pd_leases_displaced_total"] - before) == (CAP, 1)
+    assert await set_ends(pair, (token_of(single), 60), (token_of(held), 0), (token_of(new), 60)) == [0, 0, 60]
+    await until(lambda: holds(pair, CAP - 10), seconds=5)
+    assert await set_ends(pair, (token_of(new), 0)) == [0]
+    await until(lambda: is_empty(pair), seconds=5)
+
+
+async def test_forks_of_a_short_held_turn_displace_each_other(pair: Pair) -> None:
+    system = prompt(23, 4 * BLOCK)
+    held = await turn(pair, system)
+    assert await set_ends(pair, (token_of(held), 300)) == [300]
+    before = await metrics(pair)
+    singles = [await turn(pair, [*system, *prompt(24 + number, 10 * BLOCK)]) for number in range(4)]
+    new = await turn(pair, prompt(30, 10 * BLOCK))
+    after = await metrics(pair)
+    assert after["vllm:pd_leases_displaced_total"] - before["vllm:pd_leases_displaced_total"] == 3
+    left = await set_ends(pair, *((token_of(handle), 60) for handle in (held, *singles, new)))
+    assert left == [60, 60, 0, 0, 0, 60]
+    await set_ends(pair, *((token_of(handle), 0) for handle in (held, *singles, new)))
+    await until(lambda: is_empty(pair), seconds=5)
+
+
 async def test_single_turns_beyond_the_cap_hold_nobody_up(pair: Pair) -> None:
     before = await metrics(pair)
     prompts = iter([prompt(200 + number, TURN) for number in range(30)])
@@ -158,6 +201,7 @@ async def test_a_reset_ends_leases(pair: Pair) -> None:
     async with pair.session.post(f"{pair.deployment.urls.decode[0]}/reset_prefix_cache") as response:
         assert response.status == 200, await response.text()
     assert await set_ends(pair, (token_of(handle), 60)) == [0]
+    await until(lambda: holds(pair, 0), seconds=10)  # although nobody asks it for anything
     assert (await prefill(pair, [*prompt(6, TURN), *prompt(7, NEXT)[TURN:]], handle)).pulled == 0
 
 
