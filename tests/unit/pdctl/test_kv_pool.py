@@ -77,20 +77,10 @@ class Engine:
             self.content[block] = None
         return [*own, *new]
 
-    def make_room_for_a_part(self, blocks: Sequence[int], now: float) -> None:
-        """Where not all of them will have room, those that nobody has prolonged give way all the same."""
-        may_go = self.leases.may_give_way(now)
-        stays = {block for held in self.leases.by_value(now) if held not in may_go for block in held.blocks}
-        if len(stays.union(blocks)) > self.leases.cap:
-            for held in may_go:
-                if not set(held.blocks).issubset(blocks):
-                    self.end(held)
-
     def finish(self, turn: Turn, mark: int, hold: int, now: float) -> int:
         for at, block in enumerate(turn.blocks):
             self.content[block] = (mark, at)
         self.turns[mark] = turn.blocks
-        self.make_room_for_a_part(turn.blocks[:hold], now)
         grant = self.leases.grant(str(mark), turn.blocks[:hold], now, SECONDS) if hold else None
         if grant is not None:
             self.touch(grant.held.blocks)
@@ -152,9 +142,10 @@ class PoolOfSingleBlocks(RuleBasedStateMachine):
     @rule(data=st.data())
     def speak(self, data: st.DataObject) -> None:
         # Two that are prolonged at the same moment are alike.
-        self.now += 1.0
-        mark = data.draw(st.sampled_from([held.token for held in self.engine.leases.by_value(self.now)]))
-        if self.engine.leases.set_end(mark, self.now, SECONDS):
+        self.pass_time(1)
+        mark = data.draw(st.sampled_from([held.token for held in self.engine.leases.by_value(self.now)] or [""]))
+        if mark:
+            assert self.engine.leases.set_end(mark, self.now, SECONDS) == SECONDS
             self.pool.speak(int(mark), self.now + SECONDS)
 
     @precondition(lambda self: len(self.engine.leases) > 0)
@@ -165,7 +156,10 @@ class PoolOfSingleBlocks(RuleBasedStateMachine):
         self.pool.release(int(held.token))
 
     @rule(seconds=st.integers(1, 40))
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: int) -> None:
+        self.pass_time(seconds)
+
+    def pass_time(self, seconds: int) -> None:
         self.now += seconds
         for held in self.engine.leases.over(self.now):
             self.engine.end(held)
@@ -229,6 +223,14 @@ def test_at_the_cap_a_new_one_takes_the_place_of_silent_ones_as_far_as_they_help
     assert [mark for mark in range(6) if pool.held(mark)] == [2, 5]
     pool.speak(5, 99.0)
     assert left_by(pool, 6, 1, hold=1) == 0, "what was spoken for gives way to no new one"
+
+
+def test_who_could_be_spared_in_the_end_stays() -> None:
+    pool = Pool(20, cap=9)
+    for mark, blocks in ((1, 1), (2, 2), (3, 6)):
+        left_by(pool, mark, blocks, hold=blocks)
+    assert left_by(pool, 4, 5, hold=5) == 5
+    assert [mark for mark in range(6) if pool.held(mark)] == [1, 2, 4]
 
 
 def test_a_conversation_that_goes_on_at_the_cap_keeps_what_it_had_and_its_good_word() -> None:

@@ -4,9 +4,9 @@ Free blocks are taken in vLLM's order: those that contain nothing, then the ones
 conversation's last block before its first. A conversation thus loses its end first, and its beginning stays readable.
 
 What is held follows the connector's rules of leases. Beyond the cap a new one takes the place of those that nobody has
-spoken for, the earliest first, until all of it has room, and otherwise holds its leading blocks. Where turns need the
-memory the same go first, then what was spoken for longest ago. A turn shares its blocks with the one that it continues,
-and inherits the good word for it.
+spoken for, the earliest first and none that could be spared, until all of it has room, and otherwise holds its leading
+blocks. Where turns need the memory the same go first, then what was spoken for longest ago. A turn shares its blocks
+with the one that it continues, and inherits the good word for it.
 """
 
 from __future__ import annotations
@@ -144,12 +144,21 @@ class Pool:
         old = self.held(before)
         common = 0 if old is None else min(old.shared, blocks)
         over = self._kept + blocks - common - self.cap
-        for mark in list(self._silent) if over > 0 else []:
-            helps = self._silent[mark].blocks - (common if mark == before else 0)
-            if helps and over > 0:
-                over -= helps
-                self.release(mark)
-        return blocks - max(0, over)
+        helps: dict[int, int] = {}
+        for mark, held in self._silent.items():
+            if over <= 0:
+                break
+            helps[mark] = held.blocks - (common if mark == before else 0)
+            over -= helps[mark]
+        kept = blocks - max(0, over)
+        # What seemed to help may not be needed in the end.
+        over = min(0, over)
+        for mark in reversed(list(helps)):
+            if over + helps[mark] <= 0:
+                over += helps.pop(mark)
+        for mark in helps:
+            self.release(mark)
+        return kept
 
     def _forget(self, mark: int, held: Held) -> None:
         del (self._spoken if held.spoken else self._silent)[mark]
