@@ -183,8 +183,11 @@ class EngineConnection(asyncio.Protocol):
 
     def pump_to(self, stream: SseFilter, sink: asyncio.Transport) -> Pumping | None:
         """Let tokens go to a client without Python where that is possible, until either side has something else."""
-        pump = self.pool.pump
-        if pump is not None and self.transport is not None and not self._paused:
+        pump, exchange = self.pool.pump, self.exchange
+        # Without chunks the end of the connection is the answer's, and a reset, which only one read tells, is none.
+        if pump is None or exchange is None or self.transport is None or self._paused:
+            return None
+        if _is_chunked(exchange):
             self.pumping = pump.adopt(self, stream, sink)
         return self.pumping
 

@@ -25,7 +25,8 @@ import pytest_asyncio
 from pd_wire.names import KV_PARAMS
 from support.rawhttp import RawAnswer, RawConnection, post
 from support.router_process import RouterProcess
-from support.scripted_engine import END, PREFILLED, STREAM_HEAD, Asked, ScriptedEngine, chunk, event
+from support.scripted_engine import END, PREFILLED, STREAM_HEAD, Asked, ScriptedEngine, chunk
+from support.scripted_engine import event as spaced_event
 from support.waiting import until
 
 ROOT = Path(__file__).parents[3]
@@ -40,6 +41,8 @@ HANDLE = {
     "remote_blocks_expiry_time": 1e9,
 }
 IDLE_SECONDS = 4.0
+BIG, MANY = "x" * 3_000, 4_500
+"""More than all buffers between an engine and a client hold, and less than a reply may have to be kept."""
 
 
 class Bench:
@@ -119,6 +122,7 @@ def last(handle: dict[str, Any] | None = None) -> bytes:
 
 
 DONE = chunk(b"data: [DONE]\n\n")
+ROLE = spaced_event()
 
 
 def question(number: int) -> list[dict[str, Any]]:
@@ -149,8 +153,10 @@ def tokens(choice: random.Random) -> list[str]:
     return [">", *said, "."]
 
 
-def raw_event(text: str, *, ascii_only: bool) -> bytes:
+def event(text: str, *, ascii_only: bool = True, more: str = "") -> bytes:
+    """As engines write them, without spaces: the compiled relay knows no others. `more`: members behind the text."""
     delta = json.dumps({"content": text}, ensure_ascii=ascii_only, separators=(",", ":"))
+    delta = delta[:-1] + more + "}"
     return chunk(
         b'data: {"id":"c","object":"chat.completion.chunk","model":"tiny","choices":[{"index":0,"delta":'
         + delta.encode()
@@ -170,7 +176,7 @@ def cut(data: bytes, choice: random.Random, ends: list[int]) -> list[bytes]:
 async def test_every_byte_arrives_once_and_the_next_turn_finds_the_handle(bench: Bench, seed: int) -> None:
     choice = random.Random(seed)
     said, ascii_only = tokens(choice), choice.random() < 0.5
-    events = [event(None), *(raw_event(text, ascii_only=ascii_only) for text in said)]
+    events = [ROLE, *(event(text, ascii_only=ascii_only) for text in said)]
     whole = b"".join((*events, last(HANDLE), DONE, END))
     ends, at = [], 0
     for one in events:
@@ -200,6 +206,27 @@ async def test_every_byte_arrives_once_and_the_next_turn_finds_the_handle(bench:
     first, second = [asked.body for asked in bench.prefill.asked]
     assert b"scripted-decode" not in first
     assert b"scripted-decode" in second, "the reply that was kept is not the one that was sent"
+
+
+@pytest.mark.parametrize("place", [0, 1, 5])
+async def test_a_handle_between_what_stands_around_letters_is_cut_out(bench: Bench, place: int) -> None:
+    """It begins and ends like any token."""
+    hidden = f',"{KV_PARAMS}":{json.dumps(HANDLE)},"name":"x"'
+    plain = [event(f"{number} ", more=',"name":"x"') for number in range(8)]
+    events = [*plain[:place], event("h", more=hidden), *plain[place:]]
+
+    async def script(asked: Asked) -> None:
+        await asked.read()
+        await asked.send(STREAM_HEAD)
+        for one in events:
+            await asked.send(one, pause=0.02)
+        await asked.send(last(), DONE, END)
+
+    bench.decode.script = script
+    async with RawConnection(bench.router.port) as raw:
+        await raw.send(bench.begins(question(7)))
+        answer = await raw.answer(seconds=60.0)
+    assert answer.body == sent(*plain[:place], event("h", more=',"name":"x"'), *plain[place:], last(), DONE)
 
 
 async def test_many_streams_at_once_get_their_own(bench: Bench) -> None:
@@ -270,28 +297,35 @@ async def test_the_pump_is_used_and_gives_back_what_it_took(bench: Bench) -> Non
 
 
 async def test_a_client_that_reads_late_gets_all(bench: Bench) -> None:
-    big, count = "x" * 12_000, 1_500
+    """And the next turn finds what was said meanwhile. Tokens come one by one, so that only they are in each read."""
     written = 0
 
     async def script(asked: Asked) -> None:
         nonlocal written
         await asked.read()
         await asked.send(STREAM_HEAD)
-        for number in range(count):
-            await asked.send(event(f"{number} {big}"))
+        while written < MANY:
+            await asked.send(event(f"{written} {BIG}"), pause=0.001)
             written += 1
         await asked.send(last(HANDLE), DONE, END)
 
     bench.decode.script = script
+    messages = question(2)
     async with RawConnection(bench.router.port, limit=1 << 16) as raw:
-        await raw.send(bench.begins(question(2)))
+        await raw.send(bench.begins(messages))
         seen = -1
         while seen != written or not written:  # until nothing moves any more: every buffer is full
             seen = written
-            await asyncio.sleep(0.5)
-        assert written < count, "the router holds what its client does not take"
+            await asyncio.sleep(1.0)
+        assert written < MANY, "the router holds what its client does not take"
         answer = await raw.answer(seconds=120.0)
-    assert answer.body == sent(*(event(f"{number} {big}") for number in range(count)), last(), DONE)
+        assert answer.body == sent(*(event(f"{number} {BIG}") for number in range(MANY)), last(), DONE)
+        said = "".join(f"{number} {BIG}" for number in range(MANY))
+        again = [*messages, {"role": "assistant", "content": said}, {"role": "user", "content": "and? " * 100}]
+        bench.decode.reset()
+        await raw.send(post(CHAT, {"model": "tiny", "messages": again}))
+        assert (await raw.answer(seconds=120.0)).status == 200
+    assert b"scripted-decode" in bench.prefill.asked[-1].body, "the reply that was kept is not the one that was sent"
 
 
 async def test_an_engine_hears_that_the_client_left(bench: Bench) -> None:
@@ -322,7 +356,7 @@ async def test_an_engine_that_fails_in_the_middle(bench: Bench, how: str) -> Non
     async def script(asked: Asked) -> None:
         await asked.read()
         await asked.send(STREAM_HEAD)
-        for _ in range(10):
+        for _ in range(20):
             await asked.send(event("tick "), pause=0.02)
         if how == "reset":
             asked.reset()
@@ -336,7 +370,7 @@ async def test_an_engine_that_fails_in_the_middle(bench: Bench, how: str) -> Non
     async with RawConnection(bench.router.port) as raw:
         await raw.send(bench.begins(question(4)))
         answer = await raw.answer(seconds=60.0)
-    ticks = sent(*[event("tick ")] * 10)
+    ticks = sent(*[event("tick ")] * 20)
     assert answer.body.startswith(ticks)
     rest = answer.body.removeprefix(ticks)
     assert rest.startswith(b'data: {"error"')
