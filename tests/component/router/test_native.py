@@ -211,7 +211,7 @@ async def test_every_byte_arrives_once_and_the_next_turn_finds_the_handle(bench:
 @pytest.mark.parametrize("place", [0, 1, 5])
 async def test_a_handle_between_what_stands_around_letters_is_cut_out(bench: Bench, place: int) -> None:
     """It begins and ends like any token."""
-    hidden = f',"{KV_PARAMS}":{json.dumps(HANDLE)},"name":"x"'
+    hidden = f',"{KV_PARAMS}":{json.dumps(HANDLE)},"y":"z","name":"x"'
     plain = [event(f"{number} ", more=',"name":"x"') for number in range(8)]
     events = [*plain[:place], event("h", more=hidden), *plain[place:]]
 
@@ -226,7 +226,7 @@ async def test_a_handle_between_what_stands_around_letters_is_cut_out(bench: Ben
     async with RawConnection(bench.router.port) as raw:
         await raw.send(bench.begins(question(7)))
         answer = await raw.answer(seconds=60.0)
-    assert answer.body == sent(*plain[:place], event("h", more=',"name":"x"'), *plain[place:], last(), DONE)
+    assert answer.body == sent(*plain[:place], event("h", more=',"y":"z","name":"x"'), *plain[place:], last(), DONE)
 
 
 async def test_many_streams_at_once_get_their_own(bench: Bench) -> None:
