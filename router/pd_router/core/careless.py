@@ -105,11 +105,14 @@ def _drop_spelt(value: Any) -> bool:
 
 
 def _drop_fields(answer: Any) -> bool:
-    """Remove a handle's fields where an engine would write them: at the top, in a response, in a choice."""
+    """Remove a handle's fields where an engine would write them: at the top, in a response, in a choice or what it
+    says. A client's own words are strings there."""
     if not isinstance(answer, dict):
         return False
     choices = answer.get("choices")
-    places = [answer, answer.get("response"), answer.get("delta"), *(choices if isinstance(choices, list) else ())]
+    places = [answer, answer.get("response"), answer.get("delta")]
+    for choice in choices if isinstance(choices, list) else ():
+        places += [choice, choice.get("delta"), choice.get("message")] if isinstance(choice, dict) else []
     dropped = False
     for place in places:
         if isinstance(place, dict):

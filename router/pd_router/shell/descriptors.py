@@ -39,7 +39,7 @@ def for_clients(limit: int, max_inflight: int) -> int:
 def for_pump(limit: int, max_inflight: int) -> int:
     """Descriptors that streams in the pump may have, two each: where these are scarce, such streams take the other
     way."""
-    return min(2 * max_inflight, limit // 16)
+    return min(2 * max_inflight, limit // 8)
 
 
 def pumped_streams(max_inflight: int) -> int:

@@ -166,10 +166,12 @@ def test_the_params_in_another_spelling_go(name: str) -> None:
 def test_a_handles_fields_in_the_open_go_and_a_tools_parameters_stay() -> None:
     fields = {"remote_engine_id": "MARKER", "remote_block_ids": [[1]], "do_remote_decode": True}
     tools = [{"parameters": {"properties": {"remote_host": {"type": "string"}}}}]
-    answer = {"choices": [{"index": 0, **fields}], **fields, "tools": tools}
+    said = {"content": '{"remote_host": "a client may say so"}'}
+    choices = [{"index": 0, **fields}, {"delta": {**said, **fields}}, {"message": {**said, **fields}}]
+    answer = {"choices": choices, **fields, "tools": tools}
     raw = json.dumps(answer).encode()
     assert suspicious(raw)
-    clean = {"choices": [{"index": 0}], "tools": tools}
+    clean = {"choices": [{"index": 0}, {"delta": said}, {"message": said}], "tools": tools}
     assert json.loads(strip_json(raw)[0]) == clean
     cut = cut_event(b"data: " + raw + b"\n\n")
     assert cut is not None
