@@ -194,6 +194,8 @@ int pump_moved(struct pump *pump, int at)
 
 static int keep(struct slot *slot, const char *letters, size_t size)
 {
+    if (size == 0) /* there may be no room at all yet, and no memory to point to */
+        return 1;
     if (slot->used + size > slot->capacity) {
         size_t capacity = slot->capacity ? slot->capacity * 2 : 512;
         while (capacity < slot->used + size)
@@ -246,7 +248,7 @@ static int passes(struct slot *slot, const char *at, size_t size)
             memcmp(behind, slot->around + slot->before, slot->after) != 0 || at[said] != '\r' || at[said + 1] != '\n')
             goto other;
         for (const char *one = letters; one < behind; one++)
-            if (*one == '"' || *one == '\\' || *one == '\n' || *one == '\r')
+            if (*one == '"' || *one == '\\' || (unsigned char)*one < ' ')
                 goto other;
         if (!keep(slot, letters, (size_t)(behind - letters)))
             goto other;
