@@ -36,6 +36,8 @@ class Held:
     prolonged: bool = False
     passed_on: bool = False
     """A later turn has inherited that it was prolonged."""
+    firm: bool = False
+    """Its blocks are among those that no new lease displaces."""
 
     def over(self, now: float) -> bool:
         """Whether it has run out or was ended."""
@@ -61,6 +63,8 @@ class Leases:
         self.cap = cap
         self._held: dict[str, Held] = {}
         self._uses: dict[int, int] = {}
+        self._firm: Counter[int] = Counter()
+        """Uses by leases that give way to no new one, as of the last grant."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -77,12 +81,9 @@ class Leases:
             The new lease, or ``None`` when there is no room for one; then nothing has changed.
         """
         candidates = self.may_give_way(now)
-        part = tuple(blocks)
-        gave_way = self._least(candidates, part)
+        part = self._longest(candidates, blocks)
+        gave_way = self._least(candidates, part) if part else None
         if gave_way is None:
-            part = self._longest(candidates, blocks)
-            gave_way = self._least(candidates, part)
-        if not part or gave_way is None:
             return None
         continued = self._continued(frozenset(part), now)
         if continued is not None:
@@ -135,12 +136,24 @@ class Leases:
     def remove(self, held: Held) -> None:
         """Forget a lease of the table; the caller gives its blocks back."""
         del self._held[held.token]
+        if held.firm:
+            self._set_firm(held, False)
         for block in held.blocks:
             left = self._uses[block] - 1
             if left:
                 self._uses[block] = left
             else:
                 del self._uses[block]
+
+    def _set_firm(self, held: Held, firm: bool) -> None:
+        held.firm = firm
+        for block in held.blocks:
+            if firm:
+                self._firm[block] += 1
+            elif self._firm[block] == 1:
+                del self._firm[block]
+            else:
+                self._firm[block] -= 1
 
     def _continued(self, blocks: frozenset[int], now: float) -> Held | None:
         """The lease whose good word a turn with these blocks inherits: the longest that it begins with."""
@@ -153,13 +166,15 @@ class Leases:
 
     def _longest(self, candidates: Sequence[Held], blocks: Sequence[int]) -> tuple[int, ...]:
         """As many of the leading blocks as there is room for without any of ``candidates``."""
-        lost: Counter[int] = Counter()
-        for held in candidates:
-            lost.update(held.blocks)
-        room = self.cap - sum(uses > lost[block] for block, uses in self._uses.items())
+        soft = set(map(id, candidates))
+        for held in self._held.values():
+            firm = id(held) not in soft
+            if firm != held.firm:
+                self._set_firm(held, firm)
+        room = self.cap - len(self._firm)
         part: list[int] = []
         for block in blocks:
-            if self._uses.get(block, 0) <= lost[block]:
+            if block not in self._firm:
                 if room <= 0:
                     break
                 room -= 1

@@ -81,14 +81,14 @@ class _Kept:
         due = min(last + beat, self.ends - third)
         if self.spoken_for:
             due = max(self.ends - 2 * third, due)
+        if not self.spoken_for and now < self.until:
+            return -math.inf  # also while a turn runs: its lease would be the first to give way
         if self.turns:
             return due
         if self.exact and self.ends > max(self.until, now) + _SLACK:
             return -math.inf  # it is to end sooner
         if now >= self.until:
             return math.inf
-        if not self.spoken_for:
-            return -math.inf
         return math.inf if due >= self.until or (self.exact and self.ends >= self.until) else due
 
 
@@ -218,7 +218,12 @@ class Leases:
         waiting = sorted((kept.due(engine.last, beat, now), kept.ends, token) for token, kept in engine.kept.items())
         if waiting and waiting[0][0] <= now and len(items) < MAX_BATCH:
             # With what is due go those that would be due soon.
-            chosen = [token for due, _, token in waiting[: MAX_BATCH - len(items)] if due <= now + beat / 2]
+            soon = now + beat / 2
+            chosen = [
+                token
+                for due, _, token in waiting[: MAX_BATCH - len(items)]
+                if due <= soon or not engine.kept[token].spoken_for
+            ]
             items += [(token, engine.kept[token].term(now)) for token in chosen]
             engine.last = now
         if not items:
@@ -305,7 +310,8 @@ class Leases:
             if kept.due(engine.last, beat, now) == math.inf:
                 self._let_go(engine, token)
         engine.shortest = min((kept.seconds for kept in engine.kept.values()), default=engine.shortest)
-        return self._beat(engine)
+        # By another beat others may be over.
+        return beat if self._beat(engine) == beat else self._tidy(engine, now)
 
     def _settle(self, holder: str, engine: _Engine, beat: float, now: float) -> None:
         """Work out when to look again; an engine without promises is let go of."""

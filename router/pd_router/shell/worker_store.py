@@ -251,7 +251,9 @@ class WorkerRetained:
             self._line.tell("let_go", token)
 
     def forget_holder(self, holder: str) -> None:
-        """The store's purge says it."""
+        """A second word where the store's purge says it; with a store of routers nobody else does."""
+        if self._limit:
+            self._line.tell("purge", holder)
 
     def expire(self, now: float) -> None:
         """The supervisor does it."""

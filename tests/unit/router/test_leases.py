@@ -209,6 +209,19 @@ def test_of_a_right_that_has_passed_before_it_was_told_nothing_is_said() -> None
     assert (scene.engine.posts, len(scene.leases)) == ([], 0)
 
 
+def test_a_hold_is_told_at_once_although_the_next_turn_has_begun() -> None:
+    """As agents with quick tools do: the turn's own lease would be the first to give way."""
+    scene = Scene()
+    scene.hold(600.0, scene.leave(lease(2)))
+    scene.wait(DELAY)
+    begun = scene.now
+    scene.hold(600.0, scene.leave())
+    scene.wait(DELAY / 2)
+    scene.begin()
+    scene.wait(DELAY)
+    assert [round(at - begun, 3) for at in scene.engine.posts if at > begun] == [DELAY]
+
+
 def test_a_hold_that_an_engine_did_not_hear_of_is_told_again_soon_and_then_ever_less_often() -> None:
     scene = Scene()
     scene.engine.silent = True

@@ -194,6 +194,8 @@ async def test_leases_that_a_tenant_has_prolonged_are_counted_over_all_workers()
     assert await _wait(one.retained.prolong("kéy", "d1", "t4", 100, 600.0, 0.0)) is True
     WorkerBench(server).store.purge_holder("d1", 0.0)
     assert await _wait(one.retained.prolong("kéy", "d2", "t5", 100, 600.0, 0.0)) is True
+    other.retained.forget_holder("d2")  # where the store is not the supervisor's
+    assert await _wait(one.retained.prolong("kéy", "d3", "t6", 100, 600.0, 0.0)) is True
 
 
 async def test_what_one_worker_ended_another_does_not_call_lost() -> None:
