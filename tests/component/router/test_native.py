@@ -7,6 +7,7 @@ to what the engine sent.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import json
 import os
@@ -24,8 +25,8 @@ import pytest_asyncio
 
 from pd_wire.names import KV_PARAMS
 from support.rawhttp import RawAnswer, RawConnection, post
-from support.router_process import RouterProcess
-from support.scripted_engine import END, PREFILLED, STREAM_HEAD, Asked, ScriptedEngine, chunk
+from support.scripted_bench import ScriptedBench
+from support.scripted_engine import END, PREFILLED, STREAM_HEAD, Asked, chunk
 from support.scripted_engine import event as spaced_event
 from support.waiting import until
 
@@ -45,27 +46,12 @@ BIG, MANY = "x" * 3_000, 4_500
 """More than all buffers between an engine and a client hold, and less than a reply may have to be kept."""
 
 
-class Bench:
-    """A router between one scripted engine of each role."""
+class Bench(ScriptedBench):
+    """With the compiled relay or without it."""
 
     def __init__(self, native: str) -> None:
         self.native = native
-        self.prefill, self.decode = ScriptedEngine("prefill"), ScriptedEngine("decode")
-
-    async def start(self) -> None:
-        for engine in (self.prefill, self.decode):
-            await engine.start()
-        flags = {"--native": self.native, "--anonymous": "reuse", "--idle-timeout": str(IDLE_SECONDS)}
-        self.router = RouterProcess([self.prefill.url], [self.decode.url], flags)
-        await self.router.start()
-
-    async def stop(self) -> None:
-        await self.router.stop()
-        log = self.router.log
-        self.router.discard()
-        for engine in (self.prefill, self.decode):
-            await engine.stop()
-        assert "Traceback" not in log, log
+        super().__init__({"--native": native, "--anonymous": "reuse", "--idle-timeout": str(IDLE_SECONDS)})
 
     def begins(self, messages: list[dict[str, Any]]) -> bytes:
         return post(CHAT, {"model": "tiny", "messages": messages, "stream": True})
@@ -262,10 +248,12 @@ async def rest_of(raw: RawConnection) -> bytes:
 
 
 async def stream_until(asked: Asked, over: asyncio.Event) -> None:
+    """Tokens until then, and a proper end."""
     await asked.read()
     await asked.send(STREAM_HEAD)
     while not over.is_set():
         await asked.send(event("tick "), pause=0.05)
+    await asked.send(last(), DONE, END)
 
 
 async def test_the_pump_is_used_and_gives_back_what_it_took(bench: Bench) -> None:
@@ -273,11 +261,7 @@ async def test_the_pump_is_used_and_gives_back_what_it_took(bench: Bench) -> Non
     before = sorted(bench.epolls)
     assert len(before) == (2 if bench.native == "on" else 1)
 
-    async def script(asked: Asked) -> None:
-        await stream_until(asked, over)
-        await asked.send(last(), DONE, END)
-
-    bench.decode.script = script
+    bench.decode.script = functools.partial(stream_until, over=over)
     async with RawConnection(bench.router.port) as raw:
         await raw.send(bench.begins(question(1)))
         assert (await raw.some(60.0)).startswith(b"HTTP/1.1 200 ")
@@ -434,11 +418,7 @@ async def test_a_router_that_is_told_to_end_finishes_its_streams(native: str) ->
     bench, over = Bench(native), asyncio.Event()
     await bench.start()
 
-    async def script(asked: Asked) -> None:
-        await stream_until(asked, over)
-        await asked.send(last(), DONE, END)
-
-    bench.decode.script = script
+    bench.decode.script = functools.partial(stream_until, over=over)
     async with RawConnection(bench.router.port) as raw:
         await raw.send(bench.begins(question(6)))
         assert await raw.some(60.0)

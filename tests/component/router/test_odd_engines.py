@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from support.rawhttp import RawAnswer, RawConnection, post
-from support.router_process import RouterProcess
-from support.scripted_engine import DONE, END, STREAM_HEAD, Asked, ScriptedEngine, answer, chunk, event, whole
+from support.scripted_bench import ScriptedBench
+from support.scripted_engine import DONE, END, STREAM_HEAD, Asked, answer, chunk, event, whole
 from support.waiting import until
 
 CHAT = "/v1/chat/completions"
@@ -27,26 +27,8 @@ FLAGS = {
 }
 
 
-class Bench:
-    """A router between one scripted engine of each role."""
-
-    def __init__(self, flags: dict[str, str]) -> None:
-        self.prefill, self.decode = ScriptedEngine("prefill"), ScriptedEngine("decode")
-        self._flags = flags
-
-    async def start(self) -> None:
-        for engine in (self.prefill, self.decode):
-            await engine.start()
-        self.router = RouterProcess([self.prefill.url], [self.decode.url], self._flags)
-        await self.router.start()
-
-    async def stop(self) -> None:
-        await self.router.stop()
-        log = self.router.log
-        self.router.discard()
-        for engine in (self.prefill, self.decode):
-            await engine.stop()
-        assert "Traceback" not in log, log
+class Bench(ScriptedBench):
+    """What its router counts, and how to make its engines good and bad."""
 
     async def samples(self) -> dict[str, float]:
         async with aiohttp.ClientSession() as session, session.get(self.router.admin_url + "/metrics") as page:

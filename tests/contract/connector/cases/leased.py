@@ -260,10 +260,8 @@ def case_what_a_short_engine_gives_back_at_once_is_counted(lab: Any) -> None:
     assert _given_back(scheduler) == WHOLE
 
 
-def case_an_idle_engine_tells_its_numbers_at_the_start_and_after_a_reset(lab: Any) -> None:
-    if not supported():
-        return
-    scheduler = lab.scheduler("decode", log_stats=True, **LEASED)
+def _observed(scheduler: Any) -> Any:
+    """The registry that gets what each step of a scheduler tells, as in vLLM's front end."""
     metrics, registry = _metrics(scheduler.connector, scheduler.vllm_config)
     made = scheduler.make_stats
 
@@ -274,6 +272,14 @@ def case_an_idle_engine_tells_its_numbers_at_the_start_and_after_a_reset(lab: An
         return stats
 
     scheduler.make_stats = seen
+    return registry
+
+
+def case_an_idle_engine_tells_its_numbers_at_the_start_and_after_a_reset(lab: Any) -> None:
+    if not supported():
+        return
+    scheduler = lab.scheduler("decode", log_stats=True, **LEASED)
+    registry = _observed(scheduler)
 
     def told(name: str) -> Any:
         """As vLLM's core does: steps while there is something to do."""
@@ -384,16 +390,7 @@ def case_the_numbers_reach_the_metrics(lab: Any) -> None:
 
 def case_pinned_turns_are_told_on_each_release(lab: Any) -> None:
     scheduler = lab.scheduler("decode", log_stats=True)
-    metrics, registry = _metrics(scheduler.connector, scheduler.vllm_config)
-    made = scheduler.make_stats
-
-    def seen(*arguments: Any, **more: Any) -> Any:
-        stats = made(*arguments, **more)
-        if stats.kv_connector_stats:
-            metrics.observe(stats.kv_connector_stats)
-        return stats
-
-    scheduler.make_stats = seen
+    registry = _observed(scheduler)
     turn(lab, scheduler)
     lab.step(scheduler)
     assert registry.get_sample_value("vllm:pd_pinned_blocks", {"engine": "0"}) == 7
