@@ -122,7 +122,7 @@ class Pump:
         made = self.streams[slot] = PumpedStream(self, slot, source, stream, sink)
         engine.pause_reading()
         made.tune()
-        return made
+        return None if made.left else made
 
     def _run(self) -> None:
         count = self._run_once(self.pump)
