@@ -12,13 +12,16 @@ for: a conversation that goes on at the cap keeps what it had. Nobody gives way 
 
 A turn inherits the good word for the one that it continues, until somebody speaks for itself. Which turn that is can
 only be seen on the blocks, and a turn that merely begins alike (all of a short one may be a system prompt) looks the
-same. So each word is passed on once: forks would otherwise hold the cap by a word that was never said for them.
+same. So each word is passed on once: forks would otherwise hold the cap by a word that was never said for them. It
+comes back when the heir is gone first: that turn's answer was thrown away, and another one is tried.
 
-Only the scheduler's thread grants and removes. The side channel's thread may find a lease and set its end.
+Only the scheduler's thread grants and removes. The side channel's thread may find a lease and set its end, but not
+while one is granted: what it has just been told is prolonged must not give way as one of which nothing was heard.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +39,8 @@ class Held:
     prolonged: bool = False
     passed_on: bool = False
     """A later turn has inherited that it was prolonged."""
+    continues: Held | None = None
+    """The lease that it inherited this from."""
     firm: bool = False
     """Its blocks are among those that no new lease displaces."""
 
@@ -61,6 +66,8 @@ class Leases:
             cap: most blocks that all leases together may hold. Turns of a conversation share blocks; each counts once.
         """
         self.cap = cap
+        self._lock = threading.Lock()
+        """Against new ends in the middle of a grant."""
         self._held: dict[str, Held] = {}
         self._uses: dict[int, int] = {}
         self._firm: Counter[int] = Counter()
@@ -80,17 +87,21 @@ class Leases:
         Returns:
             The new lease, or ``None`` when there is no room for one; then nothing has changed.
         """
+        with self._lock:
+            return self._grant(token, blocks, now, seconds)
+
+    def _grant(self, token: str, blocks: Sequence[int], now: float, seconds: float) -> Grant | None:
         candidates = self.may_give_way(now)
         part = self._longest(candidates, blocks)
         gave_way = self._least(candidates, part) if part else None
         if gave_way is None:
             return None
-        continued = self._continued(frozenset(part), now)
-        if continued is not None:
-            continued.passed_on = True
-        held = Held(token, part, now + seconds, now, continued is not None)
         for other in gave_way:
             self.remove(other)
+        continued = self._continued(frozenset(part), now)
+        held = Held(token, part, now + seconds, now, continued is not None, continues=continued)
+        if continued is not None:
+            continued.passed_on = True
         self._held[token] = held
         for block in part:
             self._uses[block] = self._uses.get(block, 0) + 1
@@ -102,13 +113,14 @@ class Leases:
         Returns:
             The seconds that are left, ``seconds``; ``None`` where no such lease is held.
         """
-        held = self._held.get(token)
-        if held is None or held.over(now):
-            return None
-        if seconds:
-            held.prolonged, held.spoken_for = True, now
-        held.ends = now + seconds
-        return seconds
+        with self._lock:
+            held = self._held.get(token)
+            if held is None or held.over(now):
+                return None
+            if seconds:
+                held.prolonged, held.spoken_for = True, now
+            held.ends = now + seconds
+            return seconds
 
     def any_over(self, now: float) -> bool:
         """Whether there are leases to be removed because they are over."""
@@ -136,6 +148,9 @@ class Leases:
     def remove(self, held: Held) -> None:
         """Forget a lease of the table; the caller gives its blocks back."""
         del self._held[held.token]
+        if held.continues is not None and not held.passed_on:
+            held.continues.passed_on = False
+        held.continues = None
         if held.firm:
             self._set_firm(held, False)
         for block in held.blocks:

@@ -92,6 +92,18 @@ class _Kept:
         return math.inf if due >= self.until or (self.exact and self.ends >= self.until) else due
 
 
+class _Known(NamedTuple):
+    """What is known of a promise that nobody has a right to."""
+
+    ends: float
+    """Minus infinity: it was ended."""
+    until: float = -math.inf
+    exact: bool = False
+
+
+_ENDED: Final = _Known(-math.inf)
+
+
 @dataclass(slots=True)
 class _Engine:
     kept: dict[str, _Kept] = field(default_factory=dict)
@@ -138,28 +150,24 @@ class Leases:
     def __init__(self, heartbeat: float = 0.0) -> None:
         self._heartbeat = heartbeat
         self._engines: dict[str, _Engine] = {}
-        self._known: OrderedDict[str, float] = OrderedDict()
-        """When promises end that nobody has a right to, if that is not as their handle says."""
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        """Promises that nobody has a right to, where it is not as their handle says."""
 
     def __len__(self) -> int:
         return sum(len(engine.kept) for engine in self._engines.values())
 
     # -- rights --------------------------------------------------------------------------------------
     def begin(self, holder: str, lease: Lease, ends: float, now: float, *, sure: bool = True) -> bool:
-        """A turn runs on it from here on, unless it has run out. Returns which.
+        """A turn runs on it from here on, unless it is over. Returns which.
 
         Args:
             ends: it holds at least until then.
-            sure: nobody else can have ended it before.
+            sure: nobody else can have prolonged or ended it.
         """
-        engine = self._engines.get(holder)
-        kept = None if engine is None else engine.kept.get(lease.token)
-        ends = self._known.get(lease.token, ends)
-        if kept is None and ends <= now:
-            return False  # or it was ended
-        engine = self._engine(holder, lease.seconds)
+        kept = self._find(holder, lease, ends, now, sure=sure)
         if kept is None:
-            kept = engine.kept[lease.token] = _Kept(lease.seconds, ends, sure)
+            return False
+        engine = self._engines[holder]
         kept.turns += 1
         self._look_at(engine, lease.token, kept, now)
         return True
@@ -178,14 +186,17 @@ class Leases:
         else:
             self._look_at(engine, token, kept, now)
 
-    def hold(self, holder: str, lease: Lease, until: float, now: float, *, exact: bool) -> None:
-        """A turn has left it just now, and it shall hold until then; with `exact` not longer."""
-        engine = self._engine(holder, lease.seconds)
-        kept = engine.kept.get(lease.token)
-        if kept is None:
-            kept = engine.kept[lease.token] = _Kept(lease.seconds, now + lease.seconds, True)
+    def hold(
+        self, holder: str, lease: Lease, until: float, ends: float, now: float, *, exact: bool, sure: bool = True
+    ) -> bool:
+        """A turn has left it, or gone on from it, and it shall hold until then; with `exact` not longer. Returns
+        whether it can: not what is over, or will be as soon as no turn runs on it. `ends` and `sure` as for `begin`."""
+        kept = self._find(holder, lease, ends, now, sure=sure)
+        if kept is None or kept.over is not None:
+            return False
         kept.until, kept.exact = until, exact
-        self._look_at(engine, lease.token, kept, now)
+        self._look_at(self._engines[holder], lease.token, kept, now)
+        return True
 
     def release(self, holder: str, lease: Lease, why: Why, now: float) -> None:
         """Nobody will want it any more; it is ended once no turn here runs on it."""
@@ -197,9 +208,10 @@ class Leases:
         else:
             self._end_early(engine, lease.token, why, now)
 
-    def forget(self, holder: str) -> None:
-        """The engine's process is gone, and its promises with it."""
-        self._engines.pop(holder, None)
+    def forget(self, holder: str) -> tuple[str, ...]:
+        """The engine's process is gone, and its promises with it. Returns the tokens of those that were kept."""
+        engine = self._engines.pop(holder, None)
+        return () if engine is None else tuple(engine.kept)
 
     # -- batches -------------------------------------------------------------------------------------
     def next_at(self) -> float:
@@ -247,19 +259,23 @@ class Leases:
                 why = engine.ending.pop(token, None)
                 if why is not None and left is not None:
                     released.append(why)
-            elif left is None or kept is None:
+            elif kept is None:
                 continue
+            elif left is None:
+                # Perhaps it has heard, and was to end it sooner.
+                kept.sure = kept.sure and batch.sent + asked >= kept.ends
             elif left[place] < 1:
                 if kept.sure:
                     lost.append(token)
                 del engine.kept[token]
-                self._know(token, batch.sent)
+                self._know(token, _Known(batch.sent))
             else:
                 renewed += 1
                 kept.ends, kept.sure, kept.spoken_for = batch.sent + min(left[place], asked), True, True
         beat = self._beat(engine)
         engine.failures = 0 if left is not None else min(engine.failures + 1, _MAX_FAILURES)
-        pause = min(_RETRY * 2 ** (engine.failures - 1), max(_RETRY, beat / 2)) if engine.failures else 0.0
+        # Without one an engine that promises less than it is asked for would be asked again at once.
+        pause = min(_RETRY * 2 ** (engine.failures - 1), max(_RETRY, beat / 2)) if engine.failures else _LEAST_BEAT
         engine.not_before = now + pause
         self._settle(holder, engine, self._tidy(engine, now), now)
         return Outcome(renewed, tuple(released), tuple(lost))
@@ -271,6 +287,20 @@ class Leases:
             engine = self._engines[holder] = _Engine(shortest=seconds)
         engine.shortest = min(engine.shortest, seconds)
         return engine
+
+    def _find(self, holder: str, lease: Lease, ends: float, now: float, *, sure: bool) -> _Kept | None:
+        """What is kept of a promise that somebody has a right to; None where it is over."""
+        engine = self._engines.get(holder)
+        kept = None if engine is None else engine.kept.get(lease.token)
+        if kept is not None:
+            return kept
+        known = self._known.get(lease.token, _Known(ends))
+        if known == _ENDED or (sure and known.ends <= now):
+            return None
+        # Another may have prolonged it since; the engine will say so.
+        kept = _Kept(lease.seconds, known.ends, sure, until=known.until, exact=known.exact)
+        self._engine(holder, lease.seconds).kept[lease.token] = kept
+        return kept
 
     def _beat(self, engine: _Engine) -> float:
         return self._heartbeat or max(engine.shortest / 3, _LEAST_BEAT)
@@ -285,19 +315,20 @@ class Leases:
 
     def _let_go(self, engine: _Engine, token: str) -> None:
         """Nobody has a right to it any more."""
-        self._know(token, engine.kept.pop(token).ends)
+        kept = engine.kept.pop(token)
+        self._know(token, _Known(kept.ends, kept.until, kept.exact))
 
-    def _know(self, token: str, ends: float) -> None:
-        self._known[token] = ends
+    def _know(self, token: str, known: _Known) -> None:
+        self._known[token] = known
         self._known.move_to_end(token)
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
 
     def _end_early(self, engine: _Engine, token: str, why: Why, now: float) -> None:
         engine.kept.pop(token, None)
-        if self._known.get(token) == -math.inf:
-            return  # it is ended already
-        self._know(token, -math.inf)
+        if self._known.get(token) == _ENDED:
+            return
+        self._know(token, _ENDED)
         engine.ending[token] = why
         if len(engine.ending) > MAX_ENDING:
             del engine.ending[next(iter(engine.ending))]

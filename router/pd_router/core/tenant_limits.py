@@ -245,11 +245,13 @@ class Retained:
         if not self.limit:
             return True
         self._expire_leases(now)
-        self.let_go(token)
         held = self._held.setdefault(tenant, _Held())
         self._expire(held, now)
-        if held.tokens + held.leased + tokens > self.limit:
-            return False
+        before = self._leases.get(token)
+        counted = before.tokens if before is not None and before.tenant == tenant else 0
+        if held.tokens + held.leased - counted + tokens > self.limit:
+            return False  # what it was prolonged for before still counts
+        self.let_go(token)
         held.leased += tokens
         self._leases[token] = _Leased(tenant, holder, tokens, now + seconds)
         heappush(self._ends, (now + seconds, token))

@@ -306,8 +306,12 @@ class Keeper:
 
     def _hold(self, may: bool, entry: Entry, promised: lease.Lease, right: _Right) -> None:
         if may:
-            self._record.leased(promised.seconds, str(right))
-            self._context.leases.hold(entry, right.seconds, exact=right.exact)
+            if self._context.leases.hold(entry, right.seconds, exact=right.exact):
+                self._record.leased(promised.seconds, str(right))
+            else:
+                self._context.guard.retained.let_go(promised.token)
+                self._record.leased(promised.seconds, "")
+                self._record.fields["lease_not_kept"] = "over"
         else:
             self._record.leased(promised.seconds, "")
             self._record.fields["lease_not_kept"] = "tenant_retained_limit"

@@ -140,11 +140,8 @@ class LeaseKeeper:
         """A turn found it and runs. Returns what `end` is to be given, or None where nothing is promised any more. What
         another process left may have been prolonged there, so that it is ended in any case when it is superseded."""
         lease = parse(entry.lease) if entry.lease else None
-        if lease is None:
+        if lease is None or not self._is_there(entry):
             return None
-        member = self._member_of(entry.holder)
-        if member is None or str(member.incarnation) != entry.incarnation:
-            return None  # its process is gone
         runs = self._leases.begin(entry.holder, lease, entry.arrived + lease.seconds, self._now(), sure=entry.own)
         self._plan()
         if not runs and entry.own:
@@ -157,13 +154,17 @@ class LeaseKeeper:
         self._leases.end(used.holder, used.lease.token, self._now())
         self._plan()
 
-    def hold(self, entry: Entry, seconds: float, *, exact: bool) -> None:
-        """A turn left it and has a right to it for so long; with `exact` it is to end then."""
+    def hold(self, entry: Entry, seconds: float, *, exact: bool) -> bool:
+        """A turn left it, or went on from it, and has a right to it for so long; with `exact` it is to end then.
+        Returns whether it is still promised."""
         lease = parse(entry.lease)
-        if lease is not None:
-            now = self._now()
-            self._leases.hold(entry.holder, lease, now + seconds, now, exact=exact)
-            self._plan()
+        if lease is None or not self._is_there(entry):
+            return False
+        now = self._now()
+        ends = entry.arrived + lease.seconds
+        held = self._leases.hold(entry.holder, lease, now + seconds, ends, now, exact=exact, sure=entry.own)
+        self._plan()
+        return held
 
     def release(self, holder: str, lease: Lease | None, why: Why) -> None:
         """No next turn wants it."""
@@ -204,6 +205,11 @@ class LeaseKeeper:
         }
 
     # -- inside --------------------------------------------------------------------------------------
+    def _is_there(self, entry: Entry) -> bool:
+        """Whether the process that promised it still runs."""
+        member = self._member_of(entry.holder)
+        return member is not None and str(member.incarnation) == entry.incarnation
+
     def _plan(self) -> None:
         """See to it that the timer rings in time. It may ring early, never late."""
         at = self._leases.next_at()
@@ -220,7 +226,8 @@ class LeaseKeeper:
         for holder in self._leases.due(now):
             member = self._member_of(holder)
             if member is None:
-                self._leases.forget(holder)
+                for token in self._leases.forget(holder):
+                    self._let_go(token)
                 continue
             batch = self._leases.batch(holder, now)
             if batch is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -23,7 +24,8 @@ class Known:
     ends: float
     spoken_for: float
     prolonged: bool = False
-    passed_on: bool = False
+    heir: str = ""
+    """Who has inherited that it was prolonged."""
 
     def over(self, now: float) -> bool:
         return self.ends <= now
@@ -60,16 +62,16 @@ class Model(RuleBasedStateMachine):
         for spared in gave_way:
             kept = _union(one for name, one in self.known.items() if name not in gave_way - {spared})
             assert len(kept | part) > CAP, "it gave way in vain"
+        for name in gave_way:
+            self.forget(name)
         words = [
             one
             for one in self.known.values()
-            if one.prolonged and not one.passed_on and not one.over(self.now) and one.blocks <= part
+            if one.prolonged and not one.heir and not one.over(self.now) and one.blocks <= part
         ]
         assert grant.held.prolonged is bool(words)
         if words:
-            max(words, key=lambda one: len(one.blocks)).passed_on = True
-        for name in gave_way:
-            del self.known[name]
+            max(words, key=lambda one: len(one.blocks)).heir = token
         self.known[token] = Known(part, self.now + seconds, self.now, bool(words))
 
     @precondition(lambda self: self.known)
@@ -96,17 +98,25 @@ class Model(RuleBasedStateMachine):
         assert _tokens(over) == {name for name, one in self.known.items() if one.over(self.now)}
         for held in over:
             self.table.remove(held)
-            del self.known[held.token]
+            self.forget(held.token)
         assert not self.table.any_over(self.now)
 
     @precondition(lambda self: self.known)
     @rule()
     def reclaim(self) -> None:
         first = self.table.by_value(self.now)[0]
-        one = self.known.pop(first.token)
+        one = self.known[first.token]
+        self.forget(first.token)
         for other in self.known.values():
             assert _value(one, self.now) <= _value(other, self.now)
         self.table.remove(first)
+
+    def forget(self, token: str) -> None:
+        """A word comes back from an heir that had not passed it on."""
+        gone = self.known.pop(token)
+        for one in self.known.values():
+            if one.heir == token and not gone.heir:
+                one.heir = ""
 
     @invariant()
     def agrees(self) -> None:
@@ -232,6 +242,59 @@ def test_a_good_word_is_inherited_once() -> None:
         assert granted(table, f"single {number}", prompt + own, 1 + number) == gave_way
     assert [held.token for held in table.by_value(9) if held.prolonged] == ["held", "single 0"]
     assert granted(table, "another", list(range(200, 216)), 10) is not None
+
+
+def test_a_good_word_comes_back_from_a_turn_that_was_thrown_away() -> None:
+    table = Leases(100)
+    turns(table, held=(0, 10))
+
+    def tried(token: str, last: int) -> bool:
+        grant = table.grant(token, [*range(10), last], 2, 60)
+        assert grant is not None
+        return grant.held.prolonged
+
+    assert tried("aborted", 20)
+    assert not tried("at the same time", 21)
+    table.set_end("aborted", 2, 0)
+    table.remove(table.over(2)[0])
+    assert tried("again", 22)
+    grant = table.grant("its next turn", [*range(10), 22, 23], 2, 60)
+    assert grant is not None
+    assert grant.held.prolonged
+    # The word is with the next turn now: it is not there twice.
+    table.set_end("again", 2, 0)
+    table.remove(table.over(2)[0])
+    assert not tried("fork", 24)
+
+
+def test_what_is_prolonged_while_another_is_granted_has_not_given_way_to_it() -> None:
+    class Slow(Leases):
+        """The side channel comes in the middle of each grant."""
+
+        def _longest(self, candidates: Sequence[Held], blocks: Sequence[int]) -> tuple[int, ...]:
+            if not self.heard:
+                threading.Thread(target=ask).start()
+                in_time.wait(0.2)
+            return super()._longest(candidates, blocks)
+
+        heard = False
+
+    table = Slow(10)
+    in_time, answered = threading.Event(), threading.Event()
+    left: list[int | None] = []
+
+    def ask() -> None:
+        table.heard = True
+        left.append(table.set_end("a", 1, 600))
+        in_time.set()
+        answered.set()
+
+    table.heard = True
+    granted(table, "a", list(range(6)), 0)
+    table.heard = False
+    assert granted(table, "b", list(range(10, 18)), 1) == ["a"]
+    assert answered.wait(10)
+    assert left == [None], "it is gone, and whoever asked knows it"
 
 
 def test_each_turn_passes_the_word_on_to_its_next_one_and_the_longest_is_meant() -> None:

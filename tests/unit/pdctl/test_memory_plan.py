@@ -121,6 +121,20 @@ def test_an_argument_that_is_no_number_is_named() -> None:
         told_engine(deployment(("spec.engine.extraArgs", flags), base=example("qwen3-32b-p5en")))
 
 
+def test_leases_and_handles_are_those_of_the_deployment() -> None:
+    [unpinned, plain, *_] = possible_modes(deployment(base=example("qwen3-32b-p5en")))
+    assert (unpinned, plain) == (UNPINNED, leased())
+    told = deployment(
+        ("spec.kvTransfer.retention", "Leased"),
+        ("spec.kvTransfer.lease", {"seconds": 90, "sharePercent": 75, "toolHoldSeconds": 0}),
+        ("spec.kvTransfer.routerTTLSeconds", 300),
+        base=example("qwen3-32b-p5en"),
+    )
+    [unpinned, mine, *_] = possible_modes(told)
+    assert (mine.name, mine.hold_s, mine.share, mine.tool_hold_s) == ("Leased", 90.0, 0.75, 0.0)
+    assert (unpinned.readable_s, mine.readable_s) == (300.0, 300.0)
+
+
 def test_with_the_stock_connector_only_pinned_is_possible() -> None:
     ours = deployment(base=example("qwen3-32b-p5en"))
     assert [mode.name for mode in possible_modes(ours)] == ["Unpinned", "Leased", "Pinned 480 s", "Pinned 60 s"]

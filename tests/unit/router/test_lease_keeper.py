@@ -98,7 +98,7 @@ async def test_without_leases_nothing_runs() -> None:
     scene = Scene()
     plain = entry(1, arrived=100.0, **SHARED)
     assert scene.keeper.begin(plain) is None
-    scene.keeper.hold(plain, 60.0, exact=True)
+    assert not scene.keeper.hold(plain, 60.0, exact=True)
     scene.keeper.dropped("d1", "", Fate.EVICTED)
     assert scene.keeper.begin(entry(1)) is None
     assert (scene.timer, scene.pool.asked) == (None, [])
@@ -128,11 +128,12 @@ async def test_what_has_run_out_is_left_alone_unless_another_process_may_have_pr
     old.own = False
     used = scene.keeper.begin(old)
     assert used is not None
-    assert (scene.timer, scene.keeper.describe()["kept"]) == (None, 0)
+    await scene.told(1)
     scene.keeper.release(*used, Why.SUPERSEDED)
     scene.keeper.end(used)
-    await scene.told(1)
-    assert scene.pool.asked[0][1] == {TOKEN: 0}
+    await scene.told(2)
+    assert [said for _, said in scene.pool.asked] == [{TOKEN: 60}, {TOKEN: 0}]
+    assert scene.keeper.describe()["lost"] == 0
 
 
 async def test_what_an_engine_is_sent() -> None:
@@ -153,15 +154,19 @@ async def test_for_an_engine_that_is_not_there_nothing_is_kept() -> None:
     scene.members.clear()
     assert scene.keeper.begin(kept()) is None
     scene.keeper.release("d1", Lease(TOKEN, 60), Why.ENDED)
+    assert not scene.keeper.hold(kept(), 600.0, exact=True)
     scene.members["d1"] = MEMBER
     assert scene.keeper.begin(kept(incarnation="0")) is None
+    assert not scene.keeper.hold(kept(incarnation="0"), 600.0, exact=True)
     assert scene.timer is None
     scene.members["d1"] = MEMBER
     scene.keeper.release("d1", Lease(TOKEN, 60), Why.ENDED)
+    assert scene.keeper.hold(kept(OTHER), 600.0, exact=True)
     scene.members.clear()
     scene.now += 10.0
     scene.keeper._ring()
     assert (scene.pool.asked, scene.timer) == ([], None)
+    assert scene.let_go == [TOKEN, TOKEN, OTHER]
 
 
 @pytest.mark.parametrize(

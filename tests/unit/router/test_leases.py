@@ -34,6 +34,10 @@ class Engine:
     heard: dict[str, int] = field(default_factory=dict)
     """How often it was asked to prolong which."""
     silent: bool = False
+    deaf: bool = False
+    """It answers nothing because it hears nothing."""
+    most: int = 3600
+    """Seconds that it promises at a time."""
 
     def promise(self, one: Lease, now: float) -> None:
         self.ends[one.token] = now + one.seconds
@@ -49,16 +53,16 @@ class Engine:
             self.heard[token] = self.heard.get(token, 0) + bool(seconds)
         if any(seconds for _, seconds in batch.items):
             self.renewals.append(now)
-        if self.silent:
+        if self.deaf:
             return None
         left: list[int] = []
         for token, seconds in batch.items:
             assert 0 <= seconds <= HOUR
             held = self.left(token, now) > 0
             if held:
-                self.ends[token] = now + seconds
-            left.append(seconds if held else 0)
-        return left
+                self.ends[token] = now + min(seconds, self.most)
+            left.append(min(seconds, self.most) if held else 0)
+        return None if self.silent else left
 
 
 class Scene:
@@ -101,8 +105,9 @@ class Scene:
     def end(self, one: Lease = ONE) -> None:
         self.leases.end(D, one.token, self.now)
 
-    def hold(self, seconds: float, one: Lease = ONE, *, exact: bool = False) -> None:
-        self.leases.hold(D, one, self.now + seconds, self.now, exact=exact)
+    def hold(self, seconds: float, one: Lease = ONE, *, exact: bool = False) -> bool:
+        ends = self.now + one.seconds
+        return self.leases.hold(D, one, self.now + seconds, ends, self.now, exact=exact)
 
     @property
     def total(self) -> Outcome:
@@ -224,20 +229,20 @@ def test_a_hold_is_told_at_once_although_the_next_turn_has_begun() -> None:
 
 def test_a_hold_that_an_engine_did_not_hear_of_is_told_again_soon_and_then_ever_less_often() -> None:
     scene = Scene()
-    scene.engine.silent = True
+    scene.engine.deaf = True
     scene.hold(600.0, scene.leave(), exact=True)
     begun = scene.now
     scene.wait(40.0)
     told = [round(at - begun, 3) for at in scene.engine.posts]
     assert told == [0.2, 1.2, 3.2, 7.2, 15.2, 25.2, 35.2]
-    scene.engine.silent = False
+    scene.engine.deaf = False
     scene.wait(6.0)
     assert scene.total.renewed == 1
     # Once it answers, what is new is said at once, and one failure costs a second again.
     scene.hold(600.0, scene.leave(lease(2)), exact=True)
-    scene.engine.silent = True
+    scene.engine.deaf = True
     scene.wait(DELAY)
-    scene.engine.silent = False
+    scene.engine.deaf = False
     assert scene.total.renewed == 1
     scene.wait(1.0)
     assert scene.left(lease(2)) == 60.0
@@ -279,6 +284,72 @@ def test_what_was_ended_is_not_asked_for_again() -> None:
     scene.wait(100.0)
     scene.end()
     assert (len(scene.engine.posts), scene.total.lost) == (1, ())
+
+
+def test_no_hold_on_what_is_over_or_about_to_be() -> None:
+    """A client repeats its turn, and the one that came first has left another handle or ended the conversation."""
+    scene = Scene()
+    scene.leave()
+    scene.begin()
+    scene.leases.release(D, ONE, Why.SUPERSEDED, scene.now)
+    assert not scene.hold(HOUR, exact=True)
+    scene.wait(300.0)
+    scene.end()
+    scene.wait(DELAY)
+    assert (scene.left(), scene.total.released) == (0, (Why.SUPERSEDED,))
+    assert not scene.hold(HOUR)
+    assert scene.leases.next_at() == math.inf
+    scene.leave(lease(2))
+    assert scene.hold(5.0, lease(2), exact=True)
+    scene.wait(30.0)
+    assert not scene.hold(HOUR, lease(2))
+
+
+def test_an_engine_that_promises_less_than_it_is_asked_for_is_not_asked_without_end() -> None:
+    scene = Scene()
+    scene.engine.most = 10
+    scene.hold(600.0, scene.leave())
+    scene.wait(10.0)
+    assert 2 <= len(scene.engine.posts) <= 51
+    assert scene.left() > 5.0
+
+
+def test_a_hold_keeps_its_end_when_a_turn_has_run_on_it() -> None:
+    """Also one that is no longer than the lease, of which the engine needs to hear once only."""
+    scene = Scene()
+    scene.leave()
+    scene.hold(30.0, exact=True)
+    scene.wait(10.0)
+    assert len(scene.leases) == 0
+    scene.begin()
+    scene.wait(60.0)
+    assert scene.left() > 15.0
+    scene.end()
+    scene.wait(2.0)
+    assert (scene.left(), len(scene.leases)) == (0, 0)
+
+
+def test_an_end_whose_answer_was_lost_is_no_loss() -> None:
+    scene = Scene()
+    scene.hold(2.0, scene.leave(), exact=True)
+    scene.engine.silent = True
+    scene.wait(2.0)
+    scene.engine.silent = False
+    scene.wait(30.0)
+    assert (len(scene.engine.posts), scene.total.lost, len(scene.leases)) == (3, (), 0)
+
+
+def test_what_another_router_has_prolonged_is_prolonged_here_too() -> None:
+    scene = Scene()
+    scene.leave()
+    scene.hold(10.0, exact=True)
+    scene.wait(5.0)
+    assert len(scene.leases) == 0
+    scene.engine.ends[ONE.token] = scene.now + 300.0
+    scene.wait(50.0)
+    scene.leases.begin(D, ONE, scene.now - 1.0, scene.now, sure=False)
+    scene.wait(400.0)
+    assert scene.left() > 15.0
 
 
 def test_a_lost_lease_is_counted_once_and_one_that_had_run_out_is_not() -> None:
@@ -372,10 +443,10 @@ def test_more_than_a_batch_are_several() -> None:
 
 def test_ends_that_wait_are_bounded() -> None:
     scene = Scene()
-    scene.engine.silent = True
+    scene.engine.deaf = True
     for number in range(MAX_ENDING + 10):
         scene.leases.release(D, lease(number), Why.EVICTED, scene.now)
-    scene.engine.silent = False
+    scene.engine.deaf = False
     scene.wait(30.0)
     assert len(scene.total.released) == MAX_ENDING
 
@@ -400,12 +471,12 @@ def test_an_engine_that_says_nothing_is_asked_seldom_and_costs_ends_only() -> No
     scene = Scene()
     scene.leave()
     scene.begin()
-    scene.engine.silent = True
+    scene.engine.deaf = True
     scene.leases.release(D, lease(9), Why.EVICTED, scene.now)
     scene.wait(100.0)
     assert 3 <= len(scene.engine.posts) <= 12
     assert scene.total == Outcome()
-    scene.engine.silent = False
+    scene.engine.deaf = False
     scene.leave()
     scene.wait(15.0)
     assert scene.total.renewed == 1
@@ -441,7 +512,7 @@ def test_what_changes_while_a_batch_is_under_way() -> None:
     assert scene.leases.due(scene.now + 100.0) == []
     scene.leases.release(D, ONE, Why.ENDED, scene.now)
     scene.end()
-    scene.leases.hold(D, lease(2), scene.now + 600.0, scene.now, exact=False)
+    scene.hold(600.0, lease(2))
     assert scene.leases.answered(D, batch, scene.engine.answer(batch, scene.now), scene.now) == Outcome()
     scene.wait(DELAY)
     assert scene.left() == 0
@@ -471,6 +542,8 @@ class Model:
     until: float = 0.0
     exact: bool = False
     over: bool = False
+    since: float = 0.0
+    """When the last turn on it ended."""
 
 
 @settings(deadline=None, max_examples=300)
@@ -488,16 +561,19 @@ def test_a_lease_holds_while_there_is_a_right_and_ends_when_it_is_ended(ops: lis
             scene.wait(value)
             for one in models.values():
                 check(scene, one, before)
-        elif model is None or (model.over and verb != "end"):
+        elif model is None:
             continue
+        elif model.over and verb != "end":
+            assert verb == "leave" or not scene.hold(90.0, model.lease)
         elif verb == "begin" and scene.left(model.lease) > 1.0:
             scene.begin(model.lease)
             model.turns += 1
         elif verb == "end" and model.turns:
             scene.end(model.lease)
             model.turns -= 1
+            model.since = scene.now
         elif verb in ("tools", "exactly") and scene.left(model.lease) > 1.0:
-            scene.hold(value, model.lease, exact=verb == "exactly")
+            assert scene.hold(value, model.lease, exact=verb == "exactly")
             model.until, model.exact = scene.now + value, verb == "exactly"
         elif verb == "release":
             scene.leases.release(D, model.lease, Why.SUPERSEDED, scene.now)
@@ -523,5 +599,5 @@ def check(scene: Scene, model: Model, before: float) -> None:
         assert left > 0
     else:
         assert left <= model.lease.seconds + 1e-6
-        if model.exact and model.until > before and scene.now > model.until + 2.0:
+        if model.exact and scene.now > max(model.until, model.since, before) + 2.0:
             assert left == 0

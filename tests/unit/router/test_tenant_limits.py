@@ -159,9 +159,11 @@ def test_what_a_lease_counted_for_comes_back_at_its_end_and_with_its_engine() ->
     assert retained.of("a", 0.0) == 60
     retained.forget_holder("d1")
     assert retained.of("a", 0.0) == 30
-    # One that is refused what it already had does not keep that either.
+    # One that is refused more keeps what it had: its engine still holds that.
     assert not retained.prolong("a", "d0", "one", 101, 600.0, 0.0)
-    assert retained.of("a", 0.0) == 0
+    assert retained.of("a", 0.0) == 30
+    assert retained.prolong("a", "d0", "one", 100, 600.0, 0.0)
+    assert retained.of("a", 0.0) == 100
 
 
 def test_pinned_handles_and_leases_are_one_sum_for_leases() -> None:

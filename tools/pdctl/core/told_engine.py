@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pd_operator.core.choices import Connector, Device, NodeProfile, Role
 from pd_operator.core.model import PDDeployment
 from pd_operator.core.profiles import profile_of
 from pd_operator.core.render_engine import EngineEndpoint, render_engine
+from pd_operator.core.spec_transfer import Lease
 from pdctl.core.memory_plan import PlanError
 from pdctl.core.retention_modes import UNPINNED, Mode, leased, pinned
 
@@ -75,13 +76,19 @@ def told_engine(deployment: PDDeployment) -> ToldEngine:
 
 
 def possible_modes(deployment: PDDeployment) -> list[Mode]:
-    """Ways of retaining that the deployment could use, the simplest first; Pinned with its own limits, and short."""
+    """Ways of retaining that the deployment could use, the simplest first, by its own numbers; Pinned also short."""
     transfer = deployment.spec.kv_transfer
     ttl = float(transfer.decoder_blocks_ttl_seconds)
     modes = [pinned(ttl, float(transfer.handle_ttl_seconds))]
     if ttl > SHORT_TTL_S:
         modes.append(pinned(SHORT_TTL_S))
-    return modes if transfer.connector is Connector.STOCK else [UNPINNED, leased(), *modes]
+    if transfer.connector is Connector.STOCK:
+        return modes
+    lease = transfer.lease or Lease()
+    free = [UNPINNED, leased(float(lease.seconds), lease.share_percent / 100, float(lease.tool_hold_seconds))]
+    if transfer.router_ttl_seconds is not None:
+        free = [replace(mode, readable_s=float(transfer.router_ttl_seconds)) for mode in free]
+    return [*free, *modes]
 
 
 def _cpu_gib(env: Mapping[str, str]) -> float | None:
