@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pd_router.core.addresses import SettingsError
 from pd_router.core.linking import Keyring
 from pd_router.core.settings import Settings
 from pd_router.core.store_memory import MemoryStore
 from pd_router.shell.store_metrics import SharedStoreMetrics
-from pd_router.shell.valkey_store import IncarnationOf, ValkeyStore
 from pd_router.shell.worker_store import Shared, WorkerStore
+
+if TYPE_CHECKING:
+    from pd_router.shell.valkey_store import IncarnationOf, ValkeyStore
 
 
 def make_keyring(settings: Settings, shared: Shared | None = None) -> Keyring:
@@ -53,6 +56,9 @@ def make_store(
     pods = settings.pods
     realm = "" if pods is None else f"{pods.namespace}/{pods.name}"
     seal = make_keyring(settings).seal
+    # Imported here because the client library takes a third of a start, and most routers have no such store.
+    from pd_router.shell.valkey_store import ValkeyStore
+
     return ValkeyStore(
         valkey,
         metrics,
