@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pdctl.shell.app import app
-from pdctl.shell.cluster import command, machine
+from pdctl.shell.cluster import command, machine, places
 from pdctl.shell.cluster.claims import Claim, owners
 from pdctl.shell.cluster.places import ClusterError
 from pdctl.shell.cluster.signals import Interrupted
@@ -161,6 +163,34 @@ def test_a_state_folder_that_is_full_is_told_before_anything_is_started(monkeypa
     assert machine.try_state_folder() == ""
     monkeypatch.setattr(machine, "STATE_BYTES", 10**18)
     assert "MB of free space, and 1000000000000 MB are needed" in machine.try_state_folder()
+
+
+def test_clusters_start_while_others_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one that ends takes the folder along in which the next one begins."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    over = threading.Event()
+
+    def start_and_end_another() -> None:
+        while not over.is_set():
+            with contextlib.suppress(FileExistsError, FileNotFoundError):
+                places.state_folder().mkdir(parents=True)
+            for folder in (places.state_folder(), places.state_folder().parent):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+
+    other = threading.Thread(target=start_and_end_another)
+    other.start()
+    try:
+        for number in range(500):
+            assert machine.try_state_folder() == ""
+            layout = places.layout_of(f"one-{number}")
+            places.make_state(layout)
+            with pytest.raises(FileExistsError):
+                places.make_state(layout)
+            layout.state.rmdir()
+    finally:
+        over.set()
+        other.join()
 
 
 def test_looking_at_the_state_folder_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from pdctl.shell.cluster.claims import Claim, is_busy, one_at_a_time, owners
 from pdctl.shell.cluster.images import import_archive, pack_development_images, pack_pause
 from pdctl.shell.cluster.machine import require
 from pdctl.shell.cluster.orders import order
-from pdctl.shell.cluster.places import ClusterError, layout_of, state_folder
+from pdctl.shell.cluster.places import ClusterError, layout_of, make_state, state_folder
 from pdctl.shell.cluster.readiness import Waiter, wait_for_control_plane, wait_for_node, wait_for_runtime
 from pdctl.shell.cluster.removal import leftovers, remove_everything
 from pdctl.shell.cluster.signals import uninterrupted
@@ -155,7 +155,7 @@ class EmbeddedCluster:
 
     def _start(self, folder: Path) -> None:
         count = 1 if self.wishes.light else self.wishes.nodes.count
-        self.layout.state.mkdir(parents=True, mode=0o700)
+        make_state(self.layout)
         waiter = Waiter(self.layout, count, self._progress)
         port = start(self.layout, self.wishes, folder)
         api = self.api

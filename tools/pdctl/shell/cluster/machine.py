@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -63,19 +62,17 @@ def observe(*, light: bool) -> Observed:
 
 
 def try_state_folder() -> str:
-    """Why a cluster's files can't be kept, or "". Makes the folder's parents only for a moment."""
+    """Why a cluster's files can't be kept, or "". Nothing is made: whoever removes what he made for a try would take it
+    from another process that starts at this moment."""
     folder = state_folder()
-    made = [path for path in (folder, folder.parent) if not path.exists()]
+    there = next(path for path in (folder, *folder.parents) if path.exists())
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            free = shutil.disk_usage(folder).free
+        with tempfile.TemporaryFile(dir=there):
+            free = shutil.disk_usage(there).free
+    except FileNotFoundError:
+        return try_state_folder()  # the last cluster has just been removed, and the folder with it
     except OSError as error:
         return f"{folder} can't be written to: {error.strerror}"
-    finally:
-        for path in made:
-            with contextlib.suppress(OSError):
-                path.rmdir()
     if free < STATE_BYTES:
         return f"{folder} has {free / 1e6:.0f} MB of free space, and {STATE_BYTES / 1e6:.0f} MB are needed"
     return ""

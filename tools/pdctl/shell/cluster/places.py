@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,7 @@ from pdctl.core.cluster.layout import Layout
 
 ASSETS: Final = Path(pdctl.__file__).parent / "cluster_assets"
 GO_SOURCES: Final = ASSETS / "go"
+_TRIES: Final = 100
 
 
 class ClusterError(Exception):
@@ -43,6 +45,23 @@ def state_folder() -> Path:
 def layout_of(name: str) -> Layout:
     """Where the cluster of this name lives."""
     return Layout(name, state_folder() / name)
+
+
+def make_state(layout: Layout) -> None:
+    """Make the cluster's own folder.
+
+    Raises:
+        FileExistsError: it is there.
+        OSError: it can't be made.
+    """
+    for _ in range(_TRIES):
+        # What was the last cluster may be on its way out, and take the folder above along.
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
+            layout.state.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            layout.state.mkdir(mode=0o700)
+            return
+    layout.state.mkdir(parents=True, mode=0o700)
 
 
 def read_sources() -> dict[str, bytes]:
