@@ -159,10 +159,10 @@ def test_a_demo_that_is_ended_while_its_cluster_starts_leaves_nothing(tmp_path: 
 
 
 def test_what_was_not_in_its_namespaces_yet_is_found_by_its_mark(cluster: EmbeddedCluster):
-    waiting = subprocess.Popen(["sleep", "600"], env={"PD_CLUSTER": cluster.name}, start_new_session=True)
+    waiting = subprocess.Popen(["sleep", "120"], env={"PD_CLUSTER": cluster.name}, start_new_session=True)
     with waiting:
         cluster.down()
-        assert waiting.wait() == -signal.SIGKILL
+        assert waiting.wait(60) == -signal.SIGKILL
 
 
 def test_what_a_killed_look_at_the_machine_has_left_goes_with_the_next():

@@ -10,6 +10,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from typer.testing import CliRunner
 
+from pd_connector.core.counts import NUMBERS
+from pdctl.core.plan_report import Retained
 from pdctl.shell import plan_command
 from pdctl.shell.app import app
 from pdctl.shell.engine_facts import EngineFacts, EngineFactsError, ask_engine
@@ -153,17 +155,22 @@ PAGE = """\
 vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="238090",user_specified_block_size="False"} 1.0
 vllm:kv_cache_usage_perc{engine="0",model_name="Qwen"} 0.25
 """
+KEPT = "".join(
+    f'{NUMBERS[key].name}{{engine="0",model_name="Qwen"}} {value}.0\n'
+    for key, value in (("leased_blocks", 47_618), ("pinned_blocks", 0), ("readable_blocks", 119_045))
+)
 
 
 @pytest.mark.parametrize(
     ("status", "page", "says"),
     [
         (200, PAGE, None),
+        (200, PAGE + KEPT, None),
         (404, PAGE, "answers with status 404"),
         (200, "up 1\n", "does not say the pool's size"),
         (200, PAGE.replace("238090", "None"), "does not say the pool's size"),
     ],
-    ids=["vllm", "not-found", "other", "unknown"],
+    ids=["vllm", "ours", "not-found", "other", "unknown"],
 )
 async def test_a_running_engine_is_asked_for_its_pool(status: int, page: str, says: str | None) -> None:
     async def metrics(_request: web.Request) -> web.Response:
@@ -174,7 +181,32 @@ async def test_a_running_engine_is_asked_for_its_pool(status: int, page: str, sa
     async with TestServer(server, host="127.0.0.1") as running:
         url = str(running.make_url("/"))
         if says is None:
-            assert await ask_engine(url) == EngineFacts(238_090, 16, 0.25)
+            kept = Retained(47_618, 0, 119_045) if KEPT in page else None
+            assert await ask_engine(url) == EngineFacts(238_090, 16, 0.25, kept)
         else:
             with pytest.raises(EngineFactsError, match=says):
                 await ask_engine(url)
+
+
+@pytest.mark.parametrize(
+    ("retained", "says"),
+    [
+        (None, "25.0 %"),
+        (Retained(20, 0, 50), "25.0 %, of which 20.0 % leased to finished turns; 50.0 % of the pool is free and can"),
+        (Retained(0, 10, 0), "25.0 %, of which 10.0 % pinned for finished turns; 0.0 % of the pool is free and can"),
+        (Retained(0, 0, 7), "25.0 %; 7.0 % of the pool is free and can still be read"),
+    ],
+)
+def test_what_a_running_engine_keeps_of_finished_turns_is_told(
+    retained: Retained | None, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(_url: str) -> EngineFacts:
+        return EngineFacts(100, 16, 0.25, retained)
+
+    monkeypatch.setattr(plan_command, "ask_engine", answer)
+    load = ["--conversations", "1", "--tokens", "100", "--engine", "http://127.0.0.1:1"]
+    code, out, _ = run(*load)
+    assert code == 0
+    assert f"  in use at this moment: {says}" in out
+    _, out, _ = run(*load, "--json")
+    assert json.loads(out)["retained_blocks"] == (None if retained is None else retained._asdict())

@@ -193,7 +193,7 @@ def routers_words(hold: float, begin: float, end: float) -> list[float]:
     leases, lease, now, words = Leases(), Lease("0" * 32, 60), 0.0, list[float]()
     leases.hold("decode", lease, hold, now, exact=False)
     # Another conversation, for which the engine is told something with every beat.
-    leases.hold("decode", Lease("1" * 32, 60), 1e6, now, exact=False)
+    leases.hold("decode", Lease("1" * 32, 60), 1e6, 60.0, now, exact=False)
     runs = False
     while True:
         now = max(now, min(leases.next_at(), end if runs else begin))

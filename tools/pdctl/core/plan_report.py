@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pdctl.core.memory_plan import Advice, Capacity
 from pdctl.core.retention_modes import Mode
@@ -12,6 +12,14 @@ from pdctl.core.retention_report import percent
 from pdctl.core.retention_simulation import Outcome
 
 FORMAT: Final = "pdctl-plan/1"
+
+
+class Retained(NamedTuple):
+    """Blocks of finished turns on a running engine. Readable ones are free for others, leased ones on demand."""
+
+    leased: int
+    pinned: int
+    readable: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +31,7 @@ class Plan:
     clients: int
     engines: int
     kv_usage: float | None
+    retained: Retained | None
     sources: tuple[str, ...]
     modes: tuple[Mode, ...]
     outcomes: tuple[Outcome, ...]
@@ -40,9 +49,18 @@ def plan_text(plan: Plan) -> str:
         f"room for {capacity.conversations:,} idle conversations",
     ]
     if plan.kv_usage is not None:
-        lines.append(f"  in use at this moment: {percent(plan.kv_usage)}")
+        lines.append(f"  in use at this moment: {percent(plan.kv_usage)}{_retained(plan)}")
     lines += ["", *_table(plan), "", f"Recommended: {plan.advice.mode}"]
     return "\n".join([*lines, *(f"  - {reason}" for reason in plan.advice.reasons)])
+
+
+def _retained(plan: Plan) -> str:
+    if plan.retained is None:
+        return ""
+    kept = ((plan.retained.leased, "leased to"), (plan.retained.pinned, "pinned for"))
+    held = [f"{percent(blocks / plan.capacity.pool_blocks)} {how} finished turns" for blocks, how in kept if blocks]
+    free = f"{percent(plan.retained.readable / plan.capacity.pool_blocks)} of the pool is free and can still be read"
+    return f"{', of which ' if held else ''}{' and '.join(held)}; {free}"
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -59,6 +77,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "block_tokens": capacity.block_tokens,
         "idle_conversations_that_fit": capacity.conversations,
         "kv_usage": plan.kv_usage,
+        "retained_blocks": None if plan.retained is None else plan.retained._asdict(),
         "sources": list(plan.sources),
         "retention": [
             {

@@ -1,4 +1,4 @@
-"""The size and use of a running engine's KV pool, from its own metrics."""
+"""The size and use of a running engine's KV pool, and what it keeps of finished turns, from its own metrics."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from typing import Final
 import aiohttp
 
 from pdctl.core.exposition import first_labels, sum_samples
+from pdctl.core.plan_report import Retained
 
 SECONDS: Final = 5.0
 INFO: Final = "vllm:cache_config_info"
 USAGE: Final = "vllm:kv_cache_usage_perc"
+LEASED: Final = "vllm:pd_leased_blocks"
+PINNED: Final = "vllm:pd_pinned_blocks"
+READABLE: Final = "vllm:pd_readable_blocks"
 
 
 class EngineFactsError(Exception):
@@ -26,6 +30,8 @@ class EngineFacts:
     blocks: int
     block_tokens: int
     usage: float | None
+    retained: Retained | None = None
+    """Of finished turns; an engine without our connector doesn't say."""
 
 
 async def ask_engine(url: str) -> EngineFacts:
@@ -52,4 +58,6 @@ async def ask_engine(url: str) -> EngineFacts:
     blocks, block = (labels.get(name, "") for name in ("num_gpu_blocks", "block_size"))
     if not blocks.isdecimal() or not block.isdecimal() or not int(blocks) or not int(block):
         raise EngineFactsError(f"{page_url} does not say the pool's size ({INFO} with num_gpu_blocks and block_size)")
-    return EngineFacts(int(blocks), int(block), sum_samples(page, USAGE))
+    kept = [sum_samples(page, name) for name in (LEASED, PINNED, READABLE)]
+    retained = None if kept[2] is None else Retained(*(int(count or 0) for count in kept))
+    return EngineFacts(int(blocks), int(block), sum_samples(page, USAGE), retained)

@@ -28,6 +28,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 CLEAN_UP_SECONDS = 20.0
 KILL_INTERVAL = 0.01
+EXEC_SECONDS = 2.0
 TRACKER_SECONDS = 3.0
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -112,32 +113,45 @@ def _kill_all(pids: list[int], begun: float) -> None:
 
 def _is_tracker(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return b"resource_tracker" in file.read()
+        return b"resource_tracker" in _read(f"/proc/{pid}/cmdline")
     except OSError:
         return False
 
 
-def kill_marked(mark: str) -> None:
+def kill_marked(mark: str, proc: str = "/proc") -> None:
     """SIGKILL every process of this user that was started with ``mark`` (NAME=VALUE) in its environment.
 
-    Blocks until there is none, or for ``CLEAN_UP_SECONDS`` at most. Resource trackers get their moment here, too.
+    Blocks until there is none, or for ``CLEAN_UP_SECONDS`` at most. Resource trackers get their moment here, too, and
+    so does a program that is just being loaded: its environment can't be read yet.
     """
     begun = time.monotonic()
-    while (pids := _marked(mark.encode())) and time.monotonic() - begun < CLEAN_UP_SECONDS:
+    while (passed := time.monotonic() - begun) < CLEAN_UP_SECONDS:
+        pids, loading = _marked(mark.encode(), proc)
+        if not pids and (not loading or passed >= EXEC_SECONDS):
+            return
         _kill_all(pids, begun)
         time.sleep(KILL_INTERVAL)
 
 
-def _marked(mark: bytes) -> list[int]:
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            # Other users' processes can't be read, and any process may be gone by now.
-            with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
-                if mark in file.read().split(b"\0"):
+def _marked(mark: bytes, proc: str) -> tuple[list[int], bool]:
+    """Processes with the mark, and whether there are some of which that can't be said yet."""
+    found, loading = [], False
+    for entry in os.listdir(proc):
+        # Other users' processes can't be read, and any process may be gone by now.
+        with contextlib.suppress(OSError):
+            if entry.isdigit():
+                environ = _read(f"{proc}/{entry}/environ")
+                if mark in environ.split(b"\0"):
                     found.append(int(entry))
-    return found
+                elif not environ and not _read(f"{proc}/{entry}/cmdline"):
+                    os.readlink(f"{proc}/{entry}/exe")  # the kernel's own and zombies have none
+                    loading = True
+    return found, loading
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def _descendants() -> list[int]:

@@ -17,7 +17,7 @@ from pdctl.core.coding_agents import DECODE_TOKENS_PER_S, HUMAN_MEDIAN_S, Crowd
 from pdctl.core.kv_shape import KVShape, parse_shape
 from pdctl.core.kv_trace import Client
 from pdctl.core.memory_plan import GIB, Capacity, GpuMemory, PlanError, advise, fit_trace, simulate_modes
-from pdctl.core.plan_report import Plan, plan_json, plan_text
+from pdctl.core.plan_report import Plan, Retained, plan_json, plan_text
 from pdctl.core.retention_simulation import Engine, unhindered_end, working_set_blocks
 from pdctl.core.told_engine import ToldEngine, possible_modes, told_engine
 from pdctl.shell.engine_facts import EngineFactsError, ask_engine
@@ -64,6 +64,7 @@ class _Pool:
     block_tokens: int
     usage: float | None
     sources: tuple[str, ...]
+    retained: Retained | None = None
 
 
 def plan(
@@ -163,6 +164,7 @@ def _plan(deployment: PDDeployment, given: _Given, load: _Load) -> Plan:
         clients=clients,
         engines=engines,
         kv_usage=pool.usage,
+        retained=pool.retained,
         sources=pool.sources,
         modes=modes,
         outcomes=outcomes,
@@ -175,7 +177,8 @@ def _pool(deployment: PDDeployment, told: ToldEngine, given: _Given) -> _Pool:
     block = told.block_tokens
     if given.engine is not None:
         facts = asyncio.run(ask_engine(given.engine))
-        return _Pool(facts.blocks, facts.block_tokens, facts.usage, (f"pool as {given.engine} says it",))
+        source = f"pool as {given.engine} says it"
+        return _Pool(facts.blocks, facts.block_tokens, facts.usage, (source,), facts.retained)
     if given.pool_tokens is not None:
         return _Pool(given.pool_tokens // block, block, None, ("pool as given with --pool-tokens",))
     if told.blocks is not None:
