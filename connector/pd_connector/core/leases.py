@@ -16,12 +16,12 @@ same. So each word is passed on once: forks would otherwise hold the cap by a wo
 comes back when the heir is gone first: that turn's answer was thrown away, and another one is tried.
 
 Only the scheduler's thread grants and removes. The side channel's thread may find a lease and set its end, but not
-while one is granted: what it has just been told is prolonged must not give way as one of which nothing was heard.
+while one is granted (the caller sees to that): what it has just been told is prolonged must not give way as one of
+which nothing was heard.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,8 +66,6 @@ class Leases:
             cap: most blocks that all leases together may hold. Turns of a conversation share blocks; each counts once.
         """
         self.cap = cap
-        self._lock = threading.Lock()
-        """Against new ends in the middle of a grant."""
         self._held: dict[str, Held] = {}
         self._uses: dict[int, int] = {}
         self._firm: Counter[int] = Counter()
@@ -87,10 +85,6 @@ class Leases:
         Returns:
             The new lease, or ``None`` when there is no room for one; then nothing has changed.
         """
-        with self._lock:
-            return self._grant(token, blocks, now, seconds)
-
-    def _grant(self, token: str, blocks: Sequence[int], now: float, seconds: float) -> Grant | None:
         candidates = self.may_give_way(now)
         part = self._longest(candidates, blocks)
         gave_way = self._least(candidates, part) if part else None
@@ -113,14 +107,13 @@ class Leases:
         Returns:
             The seconds that are left, ``seconds``; ``None`` where no such lease is held.
         """
-        with self._lock:
-            held = self._held.get(token)
-            if held is None or held.over(now):
-                return None
-            if seconds:
-                held.prolonged, held.spoken_for = True, now
-            held.ends = now + seconds
-            return seconds
+        held = self._held.get(token)
+        if held is None or held.over(now):
+            return None
+        if seconds:
+            held.prolonged, held.spoken_for = True, now
+        held.ends = now + seconds
+        return seconds
 
     def any_over(self, now: float) -> bool:
         """Whether there are leases to be removed because they are over."""

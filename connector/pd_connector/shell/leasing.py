@@ -12,6 +12,7 @@ Runs in the scheduler's thread, except `answer`, which only sets ends.
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,6 +88,7 @@ class LeasedRetention(UnpinnedRetention):
         self._needs = needs
         self._seconds = seconds
         self._leases = Leases(int(share * pool.num_gpu_blocks))
+        self._between_grants = threading.Lock()
         self._clock = clock
         self._live: dict[str, Any] = {}
         self._shares: dict[str, int] = {}
@@ -108,7 +110,8 @@ class LeasedRetention(UnpinnedRetention):
             self._give_back(self._touch(block_ids), others=1)  # the request that ends
             return Kept(names.MODE_LEASED, self._stamps.now)
         token = secrets.token_hex(TOKEN_DIGITS // 2)
-        grant = self._leases.grant(token, block_ids, self._clock(), self._seconds)
+        with self._between_grants:
+            grant = self._leases.grant(token, block_ids, self._clock(), self._seconds)
         if grant is None:
             self._totals["leases_refused"] += 1
             return Kept(names.MODE_LEASED, super().keep_readable(block_ids).moment)
@@ -185,7 +188,8 @@ class LeasedRetention(UnpinnedRetention):
 
     def _set_ends(self, batch: Sequence[NewEnd]) -> Answer:
         now = self._clock()
-        left = [self._leases.set_end(item.token, now, item.seconds) for item in batch]
+        with self._between_grants:
+            left = [self._leases.set_end(item.token, now, item.seconds) for item in batch]
         # `None` is what is not held, so it has not been ended.
         return Answer([seconds or 0 for seconds in left], ended=0 in left)
 

@@ -99,6 +99,7 @@ class _Known(NamedTuple):
     """Minus infinity: it was ended."""
     until: float = -math.inf
     exact: bool = False
+    spoken_for: bool = False
 
 
 _ENDED: Final = _Known(-math.inf)
@@ -298,7 +299,9 @@ class Leases:
         if known == _ENDED or (sure and known.ends <= now):
             return None
         # Another may have prolonged it since; the engine will say so.
-        kept = _Kept(lease.seconds, known.ends, sure, until=known.until, exact=known.exact)
+        kept = _Kept(
+            lease.seconds, known.ends, sure, until=known.until, exact=known.exact, spoken_for=known.spoken_for
+        )
         self._engine(holder, lease.seconds).kept[lease.token] = kept
         return kept
 
@@ -316,7 +319,7 @@ class Leases:
     def _let_go(self, engine: _Engine, token: str) -> None:
         """Nobody has a right to it any more."""
         kept = engine.kept.pop(token)
-        self._know(token, _Known(kept.ends, kept.until, kept.exact))
+        self._know(token, _Known(kept.ends, kept.until, kept.exact, kept.spoken_for))
 
     def _know(self, token: str, known: _Known) -> None:
         self._known[token] = known

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pytest
@@ -265,36 +264,6 @@ def test_a_good_word_comes_back_from_a_turn_that_was_thrown_away() -> None:
     table.set_end("again", 2, 0)
     table.remove(table.over(2)[0])
     assert not tried("fork", 24)
-
-
-def test_what_is_prolonged_while_another_is_granted_has_not_given_way_to_it() -> None:
-    class Slow(Leases):
-        """The side channel comes in the middle of each grant."""
-
-        def _longest(self, candidates: Sequence[Held], blocks: Sequence[int]) -> tuple[int, ...]:
-            if not self.heard:
-                threading.Thread(target=ask).start()
-                in_time.wait(0.2)
-            return super()._longest(candidates, blocks)
-
-        heard = False
-
-    table = Slow(10)
-    in_time, answered = threading.Event(), threading.Event()
-    left: list[int | None] = []
-
-    def ask() -> None:
-        table.heard = True
-        left.append(table.set_end("a", 1, 600))
-        in_time.set()
-        answered.set()
-
-    table.heard = True
-    granted(table, "a", list(range(6)), 0)
-    table.heard = False
-    assert granted(table, "b", list(range(10, 18)), 1) == ["a"]
-    assert answered.wait(10)
-    assert left == [None], "it is gone, and whoever asked knows it"
 
 
 def test_each_turn_passes_the_word_on_to_its_next_one_and_the_longest_is_meant() -> None:

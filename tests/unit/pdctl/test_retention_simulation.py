@@ -191,7 +191,7 @@ def test_leases_are_prolonged_when_the_router_would(hold: float, wait: float, ru
 def routers_words(hold: float, begin: float, end: float) -> list[float]:
     """When the router prolongs a turn's lease of a minute: tools run, a turn goes on from `begin` to `end`."""
     leases, lease, now, words = Leases(), Lease("0" * 32, 60), 0.0, list[float]()
-    leases.hold("decode", lease, hold, now, exact=False)
+    leases.hold("decode", lease, hold, 60.0, now, exact=False)
     # Another conversation, for which the engine is told something with every beat.
     leases.hold("decode", Lease("1" * 32, 60), 1e6, 60.0, now, exact=False)
     runs = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from support.vllm_turns import TURN, WHOLE, idle, intact, is_free, pool_of, retention, supported, turn
@@ -229,6 +230,30 @@ def case_beyond_the_cap_a_turn_takes_the_place_of_others_although_not_all_of_it_
     assert (_leases(scheduler), _leased_blocks(scheduler)) == (2, 10)
     counts = scheduler.connector.connector_scheduler.counts()
     assert (counts["leases_displaced"], counts["leases_refused"]) == (1, 0)
+
+
+def case_what_is_prolonged_while_another_turn_ends_has_not_given_way_to_it(lab: Any) -> None:
+    if not supported():
+        return
+    scheduler = lab.scheduler("decode", extra={"pd_retention": "Leased", "pd_lease_share": (2 * WHOLE - 1) / 400})
+    first = turn(lab, scheduler, name="first")
+    leases = retention(scheduler)._leases
+    choose, answers, told = leases._longest, [], threading.Event()
+
+    def prolong() -> None:
+        answers.append(_set(scheduler, first, 600))
+        told.set()
+
+    def chosen(*arguments: Any) -> Any:
+        threading.Thread(target=prolong).start()
+        told.wait(0.2)  # the side channel's thread comes in the middle, if it may
+        return choose(*arguments)
+
+    leases._longest = chosen
+    assert "pd_lease" in turn(lab, scheduler, [*TURN[1:], 7], name="second")
+    assert told.wait(30)
+    assert answers == [0], "whoever asked is told that it is gone"
+    assert _leases(scheduler) == 1
 
 
 def case_blocks_that_another_lease_holds_are_not_given_back(lab: Any) -> None:
