@@ -299,9 +299,7 @@ class Leases:
         if known == _ENDED or (sure and known.ends <= now):
             return None
         # Another may have prolonged it since; the engine will say so.
-        kept = _Kept(
-            lease.seconds, known.ends, sure, until=known.until, exact=known.exact, spoken_for=known.spoken_for
-        )
+        kept = _Kept(lease.seconds, known.ends, sure, until=known.until, exact=known.exact, spoken_for=known.spoken_for)
         self._engine(holder, lease.seconds).kept[lease.token] = kept
         return kept
 
