@@ -9,9 +9,9 @@ STAMP := $(VENV)/.installed
 NATIVE := router/pd_router/native/pump.so
 # Where it is set, every process compiles anew what it imports: five times for one engine.
 unexport PYTHONDONTWRITEBYTECODE
-# Tests of one file stay together, since they share what a module starts.
+# Tests of one file stay together, since they share what a module starts. Most wait more than they compute.
 CLUSTER := $(BIN)/python -m pytest -n 2 --dist loadfile tests/cluster
-FAST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile tests/unit tests/contract tests/component
+FAST := $(BIN)/python -m pytest -n 4 --dist loadfile tests/unit tests/contract tests/component
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
