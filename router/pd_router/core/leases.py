@@ -168,9 +168,8 @@ class Leases:
         kept = self._find(holder, lease, ends, now, sure=sure)
         if kept is None:
             return False
-        engine = self._engines[holder]
         kept.turns += 1
-        self._look_at(engine, lease.token, kept, now)
+        self._look_at(holder, lease.token, kept, now)
         return True
 
     def end(self, holder: str, token: str, now: float) -> None:
@@ -185,7 +184,7 @@ class Leases:
         if kept.over is not None:
             self._end_early(engine, token, kept.over, now)
         else:
-            self._look_at(engine, token, kept, now)
+            self._look_at(holder, token, kept, now)
 
     def hold(
         self, holder: str, lease: Lease, until: float, ends: float, now: float, *, exact: bool, sure: bool = True
@@ -196,7 +195,7 @@ class Leases:
         if kept is None or kept.over is not None:
             return False
         kept.until, kept.exact = until, exact
-        self._look_at(self._engines[holder], lease.token, kept, now)
+        self._look_at(holder, lease.token, kept, now)
         return True
 
     def release(self, holder: str, lease: Lease, why: Why, now: float) -> None:
@@ -306,11 +305,14 @@ class Leases:
     def _beat(self, engine: _Engine) -> float:
         return self._heartbeat or max(engine.shortest / 3, _LEAST_BEAT)
 
-    def _look_at(self, engine: _Engine, token: str, kept: _Kept, now: float) -> None:
+    def _look_at(self, holder: str, token: str, kept: _Kept, now: float) -> None:
         """What is known of a promise has changed."""
+        engine = self._engines[holder]
         due = kept.due(engine.last, self._beat(engine), now)
         if due == math.inf:
             self._let_go(engine, token)
+            if not engine.kept and not engine.ending and not engine.busy:
+                del self._engines[holder]
         else:
             engine.look_at(max(due, now + DELAY))
 

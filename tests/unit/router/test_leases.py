@@ -584,7 +584,7 @@ def test_a_lease_holds_while_there_is_a_right_and_ends_when_it_is_ended(ops: lis
             scene.end(model.lease)
             model.turns -= 1
     scene.wait(HOUR)
-    assert (scene.leases.next_at(), len(scene.leases)) == (math.inf, 0)
+    assert (scene.leases.next_at(), len(scene.leases), scene.leases._engines) == (math.inf, 0, {})
     assert not any(scene.left(model.lease) for model in models.values())
 
 
