@@ -23,7 +23,7 @@ which nothing was heard.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -37,12 +37,14 @@ class Held:
     spoken_for: float
     """When it was granted or last prolonged."""
     prolonged: bool = False
-    passed_on: bool = False
-    """A later turn has inherited that it was prolonged."""
     continues: Held | None = None
-    """The lease that it inherited this from."""
+    """The lease from which it inherited that it was prolonged."""
+    heir: Held | None = None
+    """The later turn's that inherited it from this one."""
     firm: bool = False
     """Its blocks are among those that no new lease displaces."""
+    others: tuple[int, tuple[int, ...]] = (-1, ())
+    """Its blocks that are not among those, and the state of these for which that is true."""
 
     def over(self, now: float) -> bool:
         """Whether it has run out or was ended."""
@@ -70,6 +72,8 @@ class Leases:
         self._uses: dict[int, int] = {}
         self._firm: Counter[int] = Counter()
         """Uses by leases that give way to no new one, as of the last grant."""
+        self._firm_state = 0
+        """Counts when blocks came to these or went."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -95,7 +99,7 @@ class Leases:
         continued = self._continued(frozenset(part), now)
         held = Held(token, part, now + seconds, now, continued is not None, continues=continued)
         if continued is not None:
-            continued.passed_on = True
+            continued.heir = held
         self._held[token] = held
         for block in part:
             self._uses[block] = self._uses.get(block, 0) + 1
@@ -141,9 +145,11 @@ class Leases:
     def remove(self, held: Held) -> None:
         """Forget a lease of the table; the caller gives its blocks back."""
         del self._held[held.token]
-        if held.continues is not None and not held.passed_on:
-            held.continues.passed_on = False
-        held.continues = None
+        if held.continues is not None:
+            held.continues.heir = held.heir
+        if held.heir is not None:
+            held.heir.continues = held.continues
+        held.continues = held.heir = None
         if held.firm:
             self._set_firm(held, False)
         for block in held.blocks:
@@ -155,6 +161,7 @@ class Leases:
 
     def _set_firm(self, held: Held, firm: bool) -> None:
         held.firm = firm
+        before = len(self._firm)
         for block in held.blocks:
             if firm:
                 self._firm[block] += 1
@@ -162,13 +169,18 @@ class Leases:
                 del self._firm[block]
             else:
                 self._firm[block] -= 1
+        self._firm_state += before != len(self._firm)
 
     def _continued(self, blocks: frozenset[int], now: float) -> Held | None:
         """The lease whose good word a turn with these blocks inherits: the longest that it begins with."""
         words = (
             held
             for held in self._held.values()
-            if held.prolonged and not held.passed_on and not held.over(now) and blocks.issuperset(held.blocks)
+            if held.prolonged
+            and held.heir is None
+            and not held.over(now)
+            and held.blocks[-1] in blocks  # many begin alike, and few are long
+            and blocks.issuperset(held.blocks)
         )
         return max(words, key=lambda held: len(held.blocks), default=None)
 
@@ -196,27 +208,35 @@ class Leases:
         """
         wanted = frozenset(blocks)
         total = len(self._uses) + sum(block not in self._uses for block in wanted)
-        lost: Counter[int] = Counter()
+        lost: dict[int, int] = {}
         chosen: list[Held] = []
         for held in candidates:
             if total <= self.cap:
                 break
             chosen.append(held)
-            lost.update(held.blocks)
-            total -= self._only(lost, held, wanted)
+            for block in self._others(held):
+                lost[block] = uses = lost.get(block, 0) + 1
+                total -= uses == self._uses[block] and block not in wanted
         if total > self.cap:
             return None
         # What seemed to help may not have been needed in the end.
         gave_way: list[Held] = []
         for held in reversed(chosen):
-            back = self._only(lost, held, wanted)
+            others = self._others(held)
+            back = sum(lost[block] == self._uses[block] and block not in wanted for block in others)
             if total + back <= self.cap:
                 total += back
-                lost.subtract(held.blocks)
+                for block in others:
+                    lost[block] -= 1
             else:
                 gave_way.append(held)
         return gave_way[::-1]
 
-    def _only(self, lost: Mapping[int, int], held: Held, wanted: Collection[int]) -> int:
-        """Blocks of ``held`` that nobody wants and that no lease holds besides the ``lost`` ones."""
-        return sum(lost[block] == self._uses[block] and block not in wanted for block in held.blocks)
+    def _others(self, held: Held) -> tuple[int, ...]:
+        """Its blocks that can be given back at all. A long prompt that many share is walked through once, not for each
+        new lease."""
+        state, blocks = held.others
+        if state != self._firm_state:
+            blocks = tuple([block for block in held.blocks if block not in self._firm])
+            held.others = (self._firm_state, blocks)
+        return blocks

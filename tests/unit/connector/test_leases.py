@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -111,11 +111,11 @@ class Model(RuleBasedStateMachine):
         self.table.remove(first)
 
     def forget(self, token: str) -> None:
-        """A word comes back from an heir that had not passed it on."""
+        """A word comes back from an heir that had not passed it on, and from the one to whom it had, afterwards."""
         gone = self.known.pop(token)
         for one in self.known.values():
-            if one.heir == token and not gone.heir:
-                one.heir = ""
+            if one.heir == token:
+                one.heir = gone.heir
 
     @invariant()
     def agrees(self) -> None:
@@ -264,6 +264,33 @@ def test_a_good_word_comes_back_from_a_turn_that_was_thrown_away() -> None:
     table.set_end("again", 2, 0)
     table.remove(table.over(2)[0])
     assert not tried("fork", 24)
+    table.set_end("its next turn", 2, 0)
+    table.remove(table.over(2)[0])
+    assert tried("once more", 25)
+
+
+def test_what_nobody_can_give_back_is_not_walked_through_for_each_new_lease() -> None:
+    """Single turns with a long common prompt that a conversation holds, at the cap."""
+
+    class Counted(tuple[int, ...]):
+        walks = 0
+
+        def __iter__(self) -> Iterator[int]:
+            Counted.walks += 1
+            return super().__iter__()
+
+    prompt = tuple(range(1000))
+    table = Leases(1100)
+    turns(table, held=(0, 1000))
+    for number in range(200):
+        grant = table.grant(f"single {number}", prompt, 2, 60)
+        assert grant is not None
+        grant.held.blocks = Counted(grant.held.blocks)
+    for number in range(20):
+        assert (
+            granted(table, f"longer {number}", [*prompt, *range(2000 + 60 * number, 2060 + 60 * number)], 3) is not None
+        )
+    assert 0 < Counted.walks <= 2 * 200
 
 
 def test_each_turn_passes_the_word_on_to_its_next_one_and_the_longest_is_meant() -> None:
