@@ -28,6 +28,9 @@ _LEAST_BEAT: Final = 0.2
 _RETRY: Final = 1.0
 """Seconds after the first batch that was not answered, doubled for each further one up to half a beat."""
 _MAX_FAILURES: Final = 16
+_END_TERMS: Final = 2
+"""Of a lease, for which its end is told until the engine has heard it: whom it answers nothing for so long can't have
+prolonged it either."""
 _SLACK: Final = 1.0
 """Engines count whole seconds."""
 
@@ -105,10 +108,18 @@ class _Known(NamedTuple):
 _ENDED: Final = _Known(-math.inf)
 
 
+class _Ending(NamedTuple):
+    """A promise of which the engine is to hear that it is ended."""
+
+    why: Why
+    until: float
+    """When the engine need not hear it any more."""
+
+
 @dataclass(slots=True)
 class _Engine:
     kept: dict[str, _Kept] = field(default_factory=dict)
-    ending: dict[str, Why] = field(default_factory=dict)
+    ending: dict[str, _Ending] = field(default_factory=dict)
     at: float = math.inf
     """When to look again; not later than anything is due."""
     last: float = -math.inf
@@ -137,8 +148,10 @@ class Outcome(NamedTuple):
 
     renewed: int = 0
     released: tuple[Why, ...] = ()
+    gone: tuple[str, ...] = ()
+    """Tokens of promises that the engine does not keep any more."""
     lost: tuple[str, ...] = ()
-    """Tokens of promises that should have held and did not."""
+    """Those of them that should have held."""
 
 
 class Leases:
@@ -182,7 +195,7 @@ class Leases:
         if kept.turns:
             return
         if kept.over is not None:
-            self._end_early(engine, token, kept.over, now)
+            self._end_early(holder, Lease(token, kept.seconds), kept.over, now)
         else:
             self._look_at(holder, token, kept, now)
 
@@ -200,13 +213,23 @@ class Leases:
 
     def release(self, holder: str, lease: Lease, why: Why, now: float) -> None:
         """Nobody will want it any more; it is ended once no turn here runs on it."""
-        engine = self._engine(holder, lease.seconds)
-        kept = engine.kept.get(lease.token)
+        engine = self._engines.get(holder)
+        kept = None if engine is None else engine.kept.get(lease.token)
         if kept is not None and kept.turns:
             kept.over = kept.over or why
             kept.until = -math.inf
         else:
-            self._end_early(engine, lease.token, why, now)
+            self._end_early(holder, lease, why, now)
+
+    def give_up(self, holder: str, token: str, now: float) -> bool:
+        """Another has the right to it now. Returns whether it is kept all the same, for a turn that runs here."""
+        engine = self._engines.get(holder)
+        kept = None if engine is None else engine.kept.get(token)
+        if kept is None:
+            return False
+        kept.until, kept.exact = -math.inf, False
+        self._look_at(holder, token, kept, now)
+        return kept.turns > 0
 
     def forget(self, holder: str) -> tuple[str, ...]:
         """The engine's process is gone, and its promises with it. Returns the tokens of those that were kept."""
@@ -225,8 +248,8 @@ class Leases:
     def batch(self, holder: str, now: float) -> Batch | None:
         """What to tell an engine now, at most `MAX_BATCH` promises; `answered` must follow. None: nothing."""
         engine = self._engines[holder]
-        items = [(token, 0) for token in list(engine.ending)[:MAX_BATCH]]
         beat = self._tidy(engine, now)
+        items = [(token, 0) for token in list(engine.ending)[:MAX_BATCH]]
         waiting = sorted((kept.due(engine.last, beat, now), kept.ends, token) for token, kept in engine.kept.items())
         if waiting and waiting[0][0] <= now and len(items) < MAX_BATCH:
             # With what is due go those that would be due soon.
@@ -251,24 +274,25 @@ class Leases:
             return Outcome()
         engine.busy = False
         released: list[Why] = []
+        gone: list[str] = []
         lost: list[str] = []
         renewed = 0
         for place, (token, asked) in enumerate(batch.items):
             kept = engine.kept.get(token)
             if asked == 0:
-                why = engine.ending.pop(token, None)
-                if why is not None and left is not None:
-                    released.append(why)
+                if left is not None and token in engine.ending:
+                    released.append(engine.ending.pop(token).why)
             elif kept is None:
                 continue
             elif left is None:
                 # Perhaps it has heard, and was to end it sooner.
                 kept.sure = kept.sure and batch.sent + asked >= kept.ends
             elif left[place] < 1:
+                gone.append(token)
                 if kept.sure:
                     lost.append(token)
                 del engine.kept[token]
-                self._know(token, _Known(batch.sent))
+                self._know(token, _ENDED)
             else:
                 renewed += 1
                 kept.ends, kept.sure, kept.spoken_for = batch.sent + min(left[place], asked), True, True
@@ -278,7 +302,7 @@ class Leases:
         pause = min(_RETRY * 2 ** (engine.failures - 1), max(_RETRY, beat / 2)) if engine.failures else _LEAST_BEAT
         engine.not_before = now + pause
         self._settle(holder, engine, self._tidy(engine, now), now)
-        return Outcome(renewed, tuple(released), tuple(lost))
+        return Outcome(renewed, tuple(released), tuple(gone), tuple(lost))
 
     # -- inside --------------------------------------------------------------------------------------
     def _engine(self, holder: str, seconds: int) -> _Engine:
@@ -296,6 +320,7 @@ class Leases:
             return kept
         known = self._known.get(lease.token, _Known(ends))
         if known == _ENDED or (sure and known.ends <= now):
+            self._know(lease.token, _ENDED)
             return None
         # Another may have prolonged it since; the engine will say so.
         kept = _Kept(lease.seconds, known.ends, sure, until=known.until, exact=known.exact, spoken_for=known.spoken_for)
@@ -327,18 +352,23 @@ class Leases:
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
 
-    def _end_early(self, engine: _Engine, token: str, why: Why, now: float) -> None:
-        engine.kept.pop(token, None)
-        if self._known.get(token) == _ENDED:
+    def _end_early(self, holder: str, lease: Lease, why: Why, now: float) -> None:
+        if (engine := self._engines.get(holder)) is not None:
+            engine.kept.pop(lease.token, None)
+        if self._known.get(lease.token) == _ENDED:
             return
-        self._know(token, _ENDED)
-        engine.ending[token] = why
+        self._know(lease.token, _ENDED)
+        engine = self._engine(holder, lease.seconds)
+        engine.ending[lease.token] = _Ending(why, now + _END_TERMS * lease.seconds)
         if len(engine.ending) > MAX_ENDING:
             del engine.ending[next(iter(engine.ending))]
         engine.look_at(now + DELAY)
 
     def _tidy(self, engine: _Engine, now: float) -> float:
         """Let go of promises without a right. Returns the seconds between two batches of renewals."""
+        for token, ending in list(engine.ending.items()):
+            if ending.until <= now:
+                del engine.ending[token]
         beat = self._beat(engine)
         for token, kept in list(engine.kept.items()):
             if kept.due(engine.last, beat, now) == math.inf:

@@ -45,6 +45,8 @@ class MemoryStore:
     _conversations: dict[str, dict[int, Entry]] = field(default_factory=dict)
     _used: OrderedDict[int, Entry] = field(default_factory=OrderedDict)
     """Shared entries that a turn has used, least recently used first."""
+    _leased: dict[str, Entry] = field(default_factory=dict)
+    """Lease → the newest entry that has it, which alone answers for it: a turn may have carried it on."""
     _latest: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
     """Id key → its newest turn, least recently begun first."""
     _bytes: int = 0
@@ -112,7 +114,11 @@ class MemoryStore:
         if entry.size > self.cap_bytes or self.cap_entries < 1:
             self._fates[Fate.TOO_LARGE] += 1
             return PutResult.TOO_LARGE
-        self._claim(free, entry.lease)
+        if entry.lease:
+            if (older := self._leased.get(entry.lease)) is not None:
+                older.lease = ""
+            self._leased[entry.lease] = entry
+        self._claim(free)
         self.expire(now)
         self._make_room(entry.size)
         entry.keys = free
@@ -191,17 +197,15 @@ class MemoryStore:
         there = self._index.get(key)
         return there is not None and there.turn > turn
 
-    def _claim(self, keys: Sequence[bytes], lease: str) -> None:
+    def _claim(self, keys: Sequence[bytes]) -> None:
         """Take keys away from older entries; an entry that loses its last one is out of reach and goes. One that loses
-        an id was left by an earlier turn of the conversation, and needs no lease any more. `lease`: of the new one."""
+        an id was left by an earlier turn of the conversation, and needs no lease any more."""
         for key in keys:
             old = self._index.get(key)
             if old is None:
                 continue
             old.keys = tuple([other for other in old.keys if other != key])
             del self._index[key]
-            if old.lease == lease:
-                old.lease = ""
             if not old.keys:
                 self._remove(old, Fate.OVERWRITTEN)
             elif old.lease and is_id_key(key):
@@ -229,9 +233,11 @@ class MemoryStore:
                 del self._conversations[conversation]
         self._bytes -= entry.size
         self._fates[fate] += 1
-        if entry.lease and fate is not Fate.PURGED:
+        if entry.lease:
             self._give_up_lease(entry, fate)
 
     def _give_up_lease(self, entry: Entry, fate: Fate) -> None:
         given_up, entry.lease = entry.lease, ""
-        self._on_drop(entry.holder, given_up, fate)
+        del self._leased[given_up]
+        if fate is not Fate.PURGED:
+            self._on_drop(entry.holder, given_up, fate)

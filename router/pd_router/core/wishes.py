@@ -18,6 +18,7 @@ HOLD: Final = "X-Conversation-Hold"
 _END, _HOLD = END.lower(), HOLD.lower()
 HEADERS: Final = frozenset({_END, _HOLD})
 """In lower case, as `read_wish` takes them."""
+_SPACE: Final = " \t"
 _SECONDS: Final = re.compile(r"[0-9]{1,4}")
 
 
@@ -35,13 +36,13 @@ def read_wish(headers: Mapping[str, str]) -> Wish:
     """Headers with lower-case names. Raises ApiError 400, naming the header and what is allowed."""
     if _END not in headers and _HOLD not in headers:
         return NO_WISH
-    said = headers.get(_END, "false").strip().lower()
+    said = headers.get(_END, "false").strip(_SPACE).lower()
     if said not in ("true", "false"):
         raise bad_field(END, "true or false")
     hold = headers.get(_HOLD)
     if hold is None:
         return Wish(said == "true")
-    hold = hold.strip()
+    hold = hold.strip(_SPACE)
     if not _SECONDS.fullmatch(hold) or int(hold) > MAX_SECONDS:
         raise bad_field(HOLD, f"a whole number of seconds from 0 to {MAX_SECONDS}")
     return Wish(said == "true", int(hold))

@@ -177,6 +177,8 @@ class Keeper:
             return None
         if handle is None and planned.bypass and planned.decision.entry is not None:
             carried = self._carried(prepared, planned.decision.entry, reply)
+            if planned.decision.entry.lease and not carried.lease and (calls_tools or self.wish.hold):
+                self._record.fields["lease_not_kept"] = "over"
             return self._put(carried, prepared, reply, answer_id, calls_tools)
         fault = NotStored.TENANT_LIMIT if self._over_limit else judge_handle(handle, context.fleet.hosts())
         if fault is not None or handle is None:
@@ -234,13 +236,12 @@ class Keeper:
         """The handle of the turn before, for the turn after one that decode served alone and that left none: it was not
         sent, and what it names is a prefix of the longer conversation too. It does not live longer for it."""
         self._context.store.spent(entry)  # it is counted as retained once more when it is put
-        promised, entry.lease = entry.lease, ""  # or the old place would end it when it is dropped
         content = reply.message.get("content") if reply is not None else None
         said = len(content) // BYTES_PER_TOKEN if isinstance(content, str) else 0
         return replace(
             entry,
             keys=(),
-            lease=promised,
+            lease="" if self._used is None else str(self._used.lease),
             turn=self._turn_number,
             ticket=self._ticket,
             inexact=entry.inexact or prepared.inexact or (reply.inexact if reply is not None else "reply unknown"),
@@ -277,11 +278,14 @@ class Keeper:
             self._record.stored(result.value)
         leases, used = self._context.leases, self._used
         stored = result in (PutResult.STORED, PutResult.PARTLY_LATE)
-        if stored and used is not None and used.lease != promised:
+        carried = used is not None and used.lease == promised
+        if stored and used is not None and not carried:
             leases.release(*used, Why.SUPERSEDED)
         if promised is None:
             return None
         right = None
+        if not stored and carried:
+            return None  # it stays with the handle of the turn before, or with a twin's of this one
         if not stored:
             leases.release(entry.holder, promised, Why.NOT_KEPT)
         elif self.wish.hold is not None:

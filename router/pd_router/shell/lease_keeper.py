@@ -60,14 +60,17 @@ class Used(NamedTuple):
     lease: Lease
 
 
-class Ends(Protocol):
-    """What the workers of one router know of each other's ends."""
+class Others(Protocol):
+    """What the workers of one router tell each other of leases."""
 
-    def told(self, tokens: Sequence[str]) -> None:
+    def ended(self, tokens: Sequence[str]) -> None:
         """An engine is to hear now that these are ended."""
 
-    async def among(self, tokens: Sequence[str]) -> Sequence[str]:
-        """Those of them that a worker has ended."""
+    def taken(self, token: str) -> None:
+        """This worker has a right to it that takes the place of any other one's."""
+
+    async def elsewhere(self, tokens: Sequence[str]) -> Sequence[str]:
+        """Those of them that a worker has ended, or another one has taken."""
 
 
 class LeaseMetrics:
@@ -106,7 +109,7 @@ class LeaseKeeper:
         authorization: of the router itself at engines, or "".
         heartbeat: see `Leases`.
         let_go: told the token of what is not prolonged any more.
-        ends: of all workers; None where this process is the router.
+        others: all workers; None where this process is the router.
     """
 
     def __init__(
@@ -118,14 +121,14 @@ class LeaseKeeper:
         authorization: Callable[[], str],
         heartbeat: float,
         let_go: Callable[[str], None] = lambda _token: None,
-        ends: Ends | None = None,
+        others: Others | None = None,
     ) -> None:
         self._pool = pool
         self._member_of = member_of
         self._now = now
         self._authorization = authorization
         self._let_go = let_go
-        self._ends = ends
+        self._others = others
         self._leases = Leases(heartbeat)
         self.metrics = LeaseMetrics(metrics, lambda: len(self._leases))
         self._timer: asyncio.TimerHandle | None = None
@@ -144,10 +147,7 @@ class LeaseKeeper:
             return None
         runs = self._leases.begin(entry.holder, lease, entry.arrived + lease.seconds, self._now(), sure=entry.own)
         self._plan()
-        if not runs and entry.own:
-            entry.lease = ""  # or the store would have it ended when the handle goes
-            return None
-        return Used(entry.holder, lease)
+        return Used(entry.holder, lease) if runs or not entry.own else None
 
     def end(self, used: Used) -> None:
         """A turn that `begin` was called for is over."""
@@ -163,6 +163,8 @@ class LeaseKeeper:
         now = self._now()
         ends = entry.arrived + lease.seconds
         held = self._leases.hold(entry.holder, lease, now + seconds, ends, now, exact=exact, sure=entry.own)
+        if held and not entry.own and self._others is not None:
+            self._others.taken(lease.token)
         self._plan()
         return held
 
@@ -240,7 +242,8 @@ class LeaseKeeper:
         left: list[int] | None = None
         reason = ""
         try:
-            left = await self._ask(member, batch)
+            batch = await self._without_others(member, batch)
+            left = await self._ask(member, batch) if batch.items else []
         except LegError as error:
             reason = error.reason.value
         except Refused as refusal:
@@ -261,20 +264,26 @@ class LeaseKeeper:
         elif self._told:
             self._told = {(engine, reason) for engine, reason in self._told if engine != member.key}
         self._plan()
-        if outcome.lost:
-            await self._count_lost(outcome.lost)
-
-    async def _count_lost(self, tokens: Sequence[str]) -> None:
-        """Count those that no other worker has ended."""
-        for token in tokens:
+        for token in outcome.gone:
             self._let_go(token)
-        ended = () if self._ends is None else await self._ends.among(tokens)
-        self.metrics.lost.inc(len(tokens) - len(ended))
+        if outcome.lost:
+            elsewhere = () if self._others is None else await self._others.elsewhere(outcome.lost)
+            self.metrics.lost.inc(len(outcome.lost) - len(elsewhere))
+
+    async def _without_others(self, member: Member, batch: Batch) -> Batch:
+        """What of a batch this worker still has a right to. Where others ended or took a lease it must not prolong it,
+        even if the engine has not heard of that yet."""
+        renewals = [token for token, seconds in batch.items if seconds]
+        if self._others is None or not renewals:
+            return batch
+        elsewhere = await self._others.elsewhere(renewals)
+        gone = {token for token in elsewhere if not self._leases.give_up(member.key, token, self._now())}
+        return batch._replace(items=tuple(item for item in batch.items if item[0] not in gone))
 
     async def _ask(self, member: Member, batch: Batch) -> list[int]:
         """Seconds left of each. Raises LegError and Refused."""
-        if self._ends is not None and (ended := [token for token, seconds in batch.items if not seconds]):
-            self._ends.told(ended)  # before the engine hears it, and so before another worker can miss them there
+        if self._others is not None and (ended := [token for token, seconds in batch.items if not seconds]):
+            self._others.ended(ended)  # before the engine hears it, and so before another worker can miss them there
         body = orjson.dumps({"leases": [{"token": token, "seconds": seconds} for token, seconds in batch.items]})
         head = f"{begin_head(LEASES_PATH, member.address.authority)}{len(body)}\r\n"
         if own := self._authorization():

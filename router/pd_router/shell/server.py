@@ -97,7 +97,7 @@ class Router:
             guard.gate.engine_authorization,
             heartbeat,
             guard.retained.let_go,
-            None if shared is None else shared.ends,
+            None if shared is None else shared.leases,
         )
         store.report_to(leases.dropped)
         self.discovery = self._make_discovery(fleet, metrics)

@@ -1,4 +1,4 @@
-"""What the workers of one router share, kept by the supervisor: handles, responses, what tenants use, ended leases.
+"""What the workers of one router share, kept by the supervisor: handles, responses, what tenants use, whose leases are.
 
 Separate from the supervisor because nothing here starts or watches a process. Each question is answered before the next
 message of any worker is read, so a take is as atomic as in one process. The caps and limits are those of the whole
@@ -25,8 +25,8 @@ from pd_router.shell.channel import Answer
 _MAX_DROPPED: Final = 4096
 """Leases of dropped handles that wait for a worker to end them; of more the oldest run out."""
 _DROPS_AT_ONCE: Final = 256
-_MAX_ENDED: Final = 16_384
-"""Ended leases that are remembered: whoever still prolongs one hears of its end within a heartbeat."""
+_MAX_LEASES: Final = 16_384
+"""Leases that were ended or taken and are remembered: whoever still prolongs one hears of it within a heartbeat."""
 
 
 class StoreServer:
@@ -42,7 +42,8 @@ class StoreServer:
         )
         self.store.report_to(self._dropped)
         self._drops: deque[tuple[str, str, str]] = deque(maxlen=_MAX_DROPPED)
-        self.ended: OrderedDict[str, None] = OrderedDict()
+        self.leases: OrderedDict[str, Desk | None] = OrderedDict()
+        """Token to the one worker that may prolong it; None: it was ended."""
         self.meter = TenantMeter(limits)
         self.retained = Retained(limits.retained_tokens, reuse.engine_ttl)
         self.responses = ResponseStore(settings.limits.response_bytes)
@@ -87,7 +88,8 @@ class Desk:
             "prolong": self._prolong,
             "let_go": lambda words, _raw: server.retained.let_go(words[0]),
             "ended": self._ended,
-            "were_ended": self._were_ended,
+            "taken": self._taken,
+            "elsewhere": self._elsewhere,
             "recall": self._recall,
             "keep": self._keep,
         }
@@ -166,13 +168,23 @@ class Desk:
         return (self._server.retained.prolong(tenant, holder, token, tokens, seconds, self._server.now()),), b""
 
     def _ended(self, words: list[Any], _raw: bytes) -> None:
-        ended = self._server.ended
-        ended.update(dict.fromkeys(words[0]))
-        while len(ended) > _MAX_ENDED:
-            ended.popitem(last=False)
+        self._say(words[0], None)
 
-    def _were_ended(self, words: list[Any], _raw: bytes) -> Answer:
-        return ([token for token in words[0] if token in self._server.ended],), b""
+    def _taken(self, words: list[Any], _raw: bytes) -> None:
+        if self._server.leases.get(words[0], self) is not None:
+            self._say(words, self)
+
+    def _say(self, tokens: list[str], whose: Desk | None) -> None:
+        leases = self._server.leases
+        for token in tokens:
+            leases[token] = whose
+            leases.move_to_end(token)
+        while len(leases) > _MAX_LEASES:
+            leases.popitem(last=False)
+
+    def _elsewhere(self, words: list[Any], _raw: bytes) -> Answer:
+        leases = self._server.leases
+        return ([token for token in words[0] if leases.get(token, self) is not self],), b""
 
     # -- responses ---------------------------------------------------------------------------------
     def _recall(self, words: list[Any], _raw: bytes) -> Answer:

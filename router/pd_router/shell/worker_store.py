@@ -267,19 +267,23 @@ class WorkerRetained:
         return True if answer is None else bool(answer.words[0])
 
 
-class WorkerEnds:
-    """See `Ends`."""
+class WorkerLeases:
+    """See `Others`."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
 
-    def told(self, tokens: Sequence[str]) -> None:
-        """See `Ends`."""
+    def ended(self, tokens: Sequence[str]) -> None:
+        """See `Others`."""
         self._line.tell("ended", list(tokens))
 
-    async def among(self, tokens: Sequence[str]) -> Sequence[str]:
-        """See `Ends`."""
-        answer = await self._line.ask("were_ended", list(tokens))
+    def taken(self, token: str) -> None:
+        """See `Others`."""
+        self._line.tell("taken", token)
+
+    async def elsewhere(self, tokens: Sequence[str]) -> Sequence[str]:
+        """See `Others`."""
+        answer = await self._line.ask("elsewhere", list(tokens))
         return () if answer is None else answer.words[0]
 
 
@@ -327,5 +331,5 @@ class Shared:
         self.secret = secret
         self.meter = WorkerMeter(line, limits.counts)
         self.retained = WorkerRetained(line, limits.retained_tokens)
-        self.ends = WorkerEnds(line)
+        self.leases = WorkerLeases(line)
         self.responses = WorkerResponses(line, settings.limits.response_bytes)

@@ -399,8 +399,8 @@ class StoreBehaviour:
         await store.leave(ID_A, **LEASED)
         opened = await store.open(ID_A)
         assert opened.found is not None
-        moved, opened.found.entry.lease = opened.found.entry.lease, ""
-        back = replace(opened.found.entry, keys=(), turn=opened.turn, ticket=store.bench.ticket(opened), lease=moved)
+        moved = opened.found.entry.lease
+        back = replace(opened.found.entry, keys=(), turn=opened.turn, ticket=store.bench.ticket(opened))
         assert await store.put_entry(back, [ID_A]) is PutResult.STORED
         assert [lease for _, lease, _ in told if lease == moved] == []
 

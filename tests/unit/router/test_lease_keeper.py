@@ -13,7 +13,7 @@ from pd_router.core.leases import Batch, Why
 from pd_router.core.store import Entry, Fate
 from pd_router.shell.exchange import Address, Exchange, Failure, LegError
 from pd_router.shell.fleet import Member
-from pd_router.shell.lease_keeper import MAX_ANSWER, Ends, LeaseKeeper, Refused, Used, read_answer
+from pd_router.shell.lease_keeper import MAX_ANSWER, LeaseKeeper, Others, Refused, Used, read_answer
 from pd_router.shell.metrics import Metrics
 from pd_wire.lease import Lease
 from support.waiting import until
@@ -61,7 +61,7 @@ class _Wire:
 
 
 class Scene:
-    def __init__(self, authorization: str = "", ends: Ends | None = None) -> None:
+    def __init__(self, authorization: str = "", others: Others | None = None) -> None:
         self.let_go: list[str] = []
         self.pool = Pool()
         self.now = 100.0
@@ -74,7 +74,7 @@ class Scene:
             lambda: authorization,
             0.0,
             self.let_go.append,
-            ends,
+            others,
         )
 
     @property
@@ -123,8 +123,10 @@ async def test_what_has_run_out_is_left_alone_unless_another_process_may_have_pr
     scene.now += 61.0
     old = kept()
     assert scene.keeper.begin(old) is None
-    assert old.lease == ""
-    old = kept()
+    # When its handle goes, its engine need not hear of it.
+    scene.keeper.release("d1", Lease(TOKEN, 60), Why.EVICTED)
+    assert scene.timer is None
+    old = kept(OTHER)
     old.own = False
     used = scene.keeper.begin(old)
     assert used is not None
@@ -132,7 +134,7 @@ async def test_what_has_run_out_is_left_alone_unless_another_process_may_have_pr
     scene.keeper.release(*used, Why.SUPERSEDED)
     scene.keeper.end(used)
     await scene.told(2)
-    assert [said for _, said in scene.pool.asked] == [{TOKEN: 60}, {TOKEN: 0}]
+    assert [said for _, said in scene.pool.asked] == [{OTHER: 60}, {OTHER: 0}]
     assert scene.keeper.describe()["lost"] == 0
 
 
@@ -190,8 +192,8 @@ async def test_a_failure_is_counted_and_logged_once(
     for number in range(3):
         scene.keeper.release("d1", Lease(f"{number:032x}", 60), Why.ENDED)
         await scene.told(number + 1)
-    metrics = scene.keeper.metrics
-    assert (metrics.failures[reason].value, scene.keeper.describe()["failures"]) == (3, 3)
+    metrics, asked = scene.keeper.metrics, len(scene.pool.asked)
+    assert (metrics.failures[reason].value, scene.keeper.describe()["failures"]) == (asked, asked)
     assert sum(count.value for count in metrics.released.values()) == 0
     assert [record.getMessage() for record in caplog.records].count(
         f"engine d1 does not prolong leases: {reason}; they run out there"
@@ -199,53 +201,96 @@ async def test_a_failure_is_counted_and_logged_once(
     assert not any(f"{number:032x}" in caplog.text for number in range(3))
     scene.pool.status, scene.pool.body, scene.pool.fault = 200, None, None
     scene.keeper.release("d1", Lease(TOKEN, 60), Why.ENDED)
-    await scene.told(4)
-    assert metrics.released["ended"].value == 1
+    await scene.told(asked + 1)
+    assert metrics.released["ended"].value == 4, "it hears now what it has missed"
     scene.pool.fault = LegError(Failure.CONNECT)
     scene.keeper.release("d1", Lease(OTHER, 60), Why.ENDED)
-    await scene.told(5)
+    await scene.told(asked + 2)
     assert len(caplog.records) == 2
 
 
-class Others:
-    """What the workers of one router know."""
+class Workers:
+    """What the other workers of one router know."""
 
     def __init__(self, scene: list[Scene]) -> None:
-        self.ended: list[str] = []
+        self.gone: list[str] = []
+        self.mine: list[str] = []
         self._scene = scene
 
-    def told(self, tokens: Sequence[str]) -> None:
+    def ended(self, tokens: Sequence[str]) -> None:
         # Before the engine hears of it.
         assert not any(token in said for _, said in self._scene[0].pool.asked for token in tokens)
-        self.ended += tokens
+        self.gone += tokens
 
-    async def among(self, tokens: Sequence[str]) -> Sequence[str]:
-        return [token for token in tokens if token in self.ended]
+    def taken(self, token: str) -> None:
+        self.mine.append(token)
+
+    async def elsewhere(self, tokens: Sequence[str]) -> Sequence[str]:
+        return [token for token in tokens if token in self.gone]
 
 
 def gone(*tokens: str) -> bytes:
     return json.dumps({"leases": [{"token": token, "seconds": 0} for token in tokens]}).encode()
 
 
-async def test_what_another_worker_ended_is_not_lost() -> None:
+async def test_what_another_worker_ended_or_took_is_neither_prolonged_nor_lost() -> None:
     scenes: list[Scene] = []
-    others = Others(scenes)
-    scene = Scene(ends=others)
+    workers = Workers(scenes)
+    scene = Scene(others=workers)
     scenes.append(scene)
     scene.keeper.hold(kept(), 600.0, exact=True)
     scene.keeper.hold(kept(OTHER), 600.0, exact=True)
+    runs = scene.keeper.begin(kept("c" * 32))
     await scene.told(1)
-    others.ended = [TOKEN]
-    scene.pool.body = gone(TOKEN, OTHER)
+    assert scene.pool.asked[0][1] == {TOKEN: 60, OTHER: 60, "c" * 32: 60}
+    workers.gone = [TOKEN, "c" * 32]
     scene.now += 40.0
     await scene.told(2)
-    assert (scene.keeper.describe()["lost"], scene.keeper.describe()["kept"]) == (1, 0)
-    assert sorted(scene.let_go) == [TOKEN, OTHER]
-    scene.pool.body = None
-    scene.keeper.release("d1", Lease("c" * 32, 60), Why.ENDED)
-    assert others.ended == [TOKEN]
+    # A turn runs here on the third.
+    assert scene.pool.asked[1][1] == {OTHER: 60, "c" * 32: 60}
+    assert (scene.keeper.describe()["lost"], scene.keeper.describe()["kept"]) == (0, 2)
+    assert scene.let_go == [], "it counts for whoever took it, or was given back by whoever ended it"
+    scene.pool.body = gone(OTHER, "c" * 32)
+    scene.now += 40.0
     await scene.told(3)
-    assert others.ended == [TOKEN, "c" * 32]
+    assert (scene.keeper.describe()["lost"], scene.keeper.describe()["kept"]) == (1, 0)
+    assert sorted(scene.let_go) == [OTHER, "c" * 32]
+    assert runs is not None
+    scene.keeper.end(runs)
+    scene.pool.body = None
+    scene.keeper.release("d1", Lease("d" * 32, 60), Why.ENDED)
+    assert workers.gone == [TOKEN, "c" * 32]
+    await scene.told(4)
+    assert workers.gone == [TOKEN, "c" * 32, "d" * 32]
+
+
+async def test_a_batch_of_which_nothing_is_left_is_not_sent() -> None:
+    scenes: list[Scene] = []
+    workers = Workers(scenes)
+    scene = Scene(others=workers)
+    scenes.append(scene)
+    workers.gone = [TOKEN]
+    scene.keeper.hold(kept(), 600.0, exact=True)
+    scene.now += 1.0
+    scene.keeper._ring()
+    await asyncio.gather(*scene.keeper._running)
+    assert (scene.pool.asked, scene.keeper.describe()["kept"], scene.timer) == ([], 0, None)
+
+
+async def test_what_an_earlier_turn_left_is_taken_by_who_holds_it() -> None:
+    scenes: list[Scene] = []
+    workers = Workers(scenes)
+    scene = Scene(others=workers)
+    scenes.append(scene)
+    carried = kept(OTHER)
+    carried.own = False
+    assert scene.keeper.hold(kept(), 600.0, exact=True)
+    assert scene.keeper.hold(carried, 600.0, exact=True)
+    assert workers.mine == [OTHER]
+    scene.members.clear()
+    assert not scene.keeper.hold(carried, 600.0, exact=True)
+    assert workers.mine == [OTHER]
+    scene.keeper.stop()
 
 
 async def test_what_is_lost_to_this_process_alone_is_counted_at_once() -> None:

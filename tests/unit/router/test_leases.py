@@ -114,6 +114,7 @@ class Scene:
         return Outcome(
             sum(one.renewed for one in self.outcomes),
             tuple(why for one in self.outcomes for why in one.released),
+            tuple(token for one in self.outcomes for token in one.gone),
             tuple(token for one in self.outcomes for token in one.lost),
         )
 
@@ -258,6 +259,58 @@ def test_an_end_is_told_at_once_together_with_others() -> None:
     assert scene.total == Outcome(0, (Why.SUPERSEDED,) * 5)
 
 
+def test_an_end_that_an_engine_did_not_hear_of_is_told_again() -> None:
+    """Somebody else may have a right to it, and would prolong it for ever."""
+    scene = Scene()
+    scene.leave()
+    scene.engine.deaf = True
+    scene.leases.release(D, ONE, Why.ENDED, scene.now)
+    scene.wait(0.6)
+    scene.engine.deaf = False
+    scene.wait(1.0)
+    assert (scene.left(), scene.total.released) == (0, (Why.ENDED,))
+    # One whose answer was lost is told again, too, and counts once.
+    scene.engine.silent = True
+    scene.leases.release(D, scene.leave(lease(2)), Why.ENDED, scene.now)
+    scene.wait(0.6)
+    assert scene.left(lease(2)) == 0
+    scene.engine.silent = False
+    scene.wait(300.0)
+    assert (scene.total.released, len(scene.engine.posts)) == ((Why.ENDED,) * 2, 4)
+
+
+def test_an_engine_that_never_hears_of_an_end_is_told_until_the_lease_must_be_over() -> None:
+    scene = Scene()
+    scene.engine.deaf = True
+    scene.leases.release(D, scene.leave(), Why.ENDED, scene.now)
+    scene.wait(119.0)
+    assert scene.leases.next_at() < math.inf
+    scene.wait(300.0)
+    assert (scene.leases.next_at(), scene.leases._engines, scene.total.released) == (math.inf, {}, ())
+    assert 10 <= len(scene.engine.posts) <= 20
+
+
+def test_who_gives_a_lease_up_prolongs_it_no_more_but_for_a_turn_that_runs() -> None:
+    scene = Scene()
+    scene.hold(600.0, scene.leave(), exact=True)
+    scene.wait(5.0)
+    assert not scene.leases.give_up(D, ONE.token, scene.now)
+    assert not scene.leases.give_up(D, lease(9).token, scene.now)
+    assert not scene.leases.give_up("d9", ONE.token, scene.now)
+    scene.wait(56.0)
+    assert (scene.left(), scene.leases.next_at()) == (0, math.inf)
+    two = scene.leave(lease(2))
+    scene.hold(600.0, two, exact=True)
+    scene.begin(two)
+    scene.wait(5.0)
+    assert scene.leases.give_up(D, two.token, scene.now)
+    scene.wait(100.0)
+    assert scene.left(two) > 15.0
+    scene.end(two)
+    scene.wait(61.0)
+    assert (scene.left(two), scene.total.lost) == (0, ())
+
+
 def test_no_end_while_a_turn_runs_on_it() -> None:
     scene = Scene()
     scene.leave()
@@ -366,6 +419,9 @@ def test_a_lost_lease_is_counted_once_and_one_that_had_run_out_is_not() -> None:
     scene.leases.begin(D, lease(3), scene.now + 50.0, scene.now, sure=False)
     scene.wait(300.0)
     assert (scene.total.lost, len(scene.engine.posts)) == ((ONE.token,), 2)
+    # Whoever counts what is prolonged hears of it all the same, and the engine's word stands.
+    assert scene.total.gone == (ONE.token, lease(3).token)
+    assert not scene.leases.hold(D, lease(3), scene.now + 600.0, scene.now + 50.0, scene.now, exact=True, sure=False)
 
 
 def test_a_turn_that_comes_when_a_hold_is_nearly_over() -> None:
@@ -467,19 +523,19 @@ def test_a_heartbeat_that_is_set_is_kept_to_unless_a_lease_would_end() -> None:
     assert late.left() > 15.0
 
 
-def test_an_engine_that_says_nothing_is_asked_seldom_and_costs_ends_only() -> None:
+def test_an_engine_that_says_nothing_is_asked_seldom_and_hears_all_when_it_is_back() -> None:
     scene = Scene()
     scene.leave()
     scene.begin()
     scene.engine.deaf = True
     scene.leases.release(D, lease(9), Why.EVICTED, scene.now)
     scene.wait(100.0)
-    assert 3 <= len(scene.engine.posts) <= 12
+    assert 3 <= len(scene.engine.posts) <= 14
     assert scene.total == Outcome()
     scene.engine.deaf = False
     scene.leave()
     scene.wait(15.0)
-    assert scene.total.renewed == 1
+    assert (scene.total.renewed, scene.total.released) == (1, (Why.EVICTED,))
     assert scene.left() > 15.0
 
 

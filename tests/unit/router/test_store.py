@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -227,6 +228,7 @@ _STEPS = st.lists(
         st.tuples(st.just("begin"), st.sets(st.sampled_from(_KEYS), max_size=3)),
         st.tuples(st.just("put"), st.sets(st.sampled_from(_KEYS), max_size=3)),
         st.tuples(st.just("share"), st.sets(st.sampled_from(_KEYS), max_size=3)),
+        st.tuples(st.just("carry"), st.sets(st.sampled_from(_KEYS), max_size=3)),
         st.tuples(st.just("end"), st.sets(st.sampled_from(_KEYS), max_size=1)),
         st.tuples(st.just("take"), st.sets(st.sampled_from(_KEYS), max_size=3)),
         st.tuples(st.just("forget"), st.sets(st.sampled_from(_KEYS), max_size=2)),
@@ -258,6 +260,13 @@ def test_books_balance_after_any_history(steps: list[tuple[str, Any]]) -> None:
             kept.conversations = ("c0",)
             if store.put(kept, sorted(keys), now) in (PutResult.STORED, PutResult.PARTLY_LATE):
                 leases[lease] = kept
+        elif verb == "carry":
+            # The next turn left no handle of its own.
+            live = [one for one in store._shared.values() if one.lease]
+            if live:
+                kept = replace(live[number % len(live)], keys=(), arrived=now, turn=turns[-1])
+                if store.put(kept, sorted(keys), now) in (PutResult.STORED, PutResult.PARTLY_LATE):
+                    leases[kept.lease] = kept
         elif verb == "end":
             store.end(sorted(keys), ["c0"] if number % 2 else [], now)
             assert not (number % 2 and store._conversations)
@@ -276,6 +285,7 @@ def test_books_balance_after_any_history(steps: list[tuple[str, Any]]) -> None:
             now += TTL / 3
         alive = [*store._single.values(), *store._shared.values()]
         assert {kept.lease for kept in alive if kept.lease} == leases.keys() - set(told) - purged
+        assert {kept.lease: kept for kept in alive if kept.lease} == store._leased
         assert len(told) == len(set(told))
         there = {id(kept) for kept in alive if kept.conversations}
         assert {one for group in store._conversations.values() for one in group} == there

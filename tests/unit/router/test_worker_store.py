@@ -198,14 +198,27 @@ async def test_leases_that_a_tenant_has_prolonged_are_counted_over_all_workers()
     assert await _wait(one.retained.prolong("kéy", "d3", "t6", 100, 600.0, 0.0)) is True
 
 
+async def test_a_lease_is_whose_who_took_it_last_until_one_ends_it() -> None:
+    server = StoreServer(settings_of())
+    (one, _), (other, _) = shared_of(server, settings_of()), shared_of(server, settings_of())
+    assert await one.leases.elsewhere(["t"]) == []
+    one.leases.taken("t")
+    assert (await one.leases.elsewhere(["t"]), await other.leases.elsewhere(["t"])) == ([], ["t"])
+    other.leases.taken("t")
+    assert (await one.leases.elsewhere(["t"]), await other.leases.elsewhere(["t"])) == (["t"], [])
+    one.leases.ended(["t"])
+    other.leases.taken("t")
+    assert (await one.leases.elsewhere(["t"]), await other.leases.elsewhere(["t"])) == (["t"], ["t"])
+
+
 async def test_what_one_worker_ended_another_does_not_call_lost() -> None:
     server = StoreServer(settings_of())
     (one, _), (other, _) = shared_of(server, settings_of()), shared_of(server, settings_of())
-    one.ends.told(["t1", "t2"])
-    assert await other.ends.among(["t3", "t2"]) == ["t2"]
-    one.ends.told([f"{number}" for number in range(20_000)])
-    assert await other.ends.among(["t1", "19999"]) == ["19999"]
-    assert len(server.ended) == 16_384
+    one.leases.ended(["t1", "t2"])
+    assert await other.leases.elsewhere(["t3", "t2"]) == ["t2"]
+    one.leases.ended([f"{number}" for number in range(20_000)])
+    assert await other.leases.elsewhere(["t1", "19999"]) == ["19999"]
+    assert len(server.leases) == 16_384
 
 
 # -- responses ---------------------------------------------------------------------------------------
