@@ -115,8 +115,6 @@ class MemoryStore:
             self._fates[Fate.TOO_LARGE] += 1
             return PutResult.TOO_LARGE
         if entry.lease:
-            if (older := self._leased.get(entry.lease)) is not None:
-                older.lease = ""
             self._leased[entry.lease] = entry
         self._claim(free)
         self.expire(now)
@@ -208,7 +206,7 @@ class MemoryStore:
             del self._index[key]
             if not old.keys:
                 self._remove(old, Fate.OVERWRITTEN)
-            elif old.lease and is_id_key(key):
+            elif is_id_key(key):
                 self._give_up_lease(old, Fate.OVERWRITTEN)
 
     def _make_room(self, size: int) -> None:
@@ -233,10 +231,11 @@ class MemoryStore:
                 del self._conversations[conversation]
         self._bytes -= entry.size
         self._fates[fate] += 1
-        if entry.lease:
-            self._give_up_lease(entry, fate)
+        self._give_up_lease(entry, fate)
 
     def _give_up_lease(self, entry: Entry, fate: Fate) -> None:
+        if self._leased.get(entry.lease) is not entry:
+            return
         given_up, entry.lease = entry.lease, ""
         del self._leased[given_up]
         if fate is not Fate.PURGED:

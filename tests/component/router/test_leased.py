@@ -613,6 +613,74 @@ async def test_of_what_the_supervisor_drops_a_worker_ends_the_lease(deploy: Any)
     await renewed(deployment.decode, tokens[-1])
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_an_end_that_an_engine_misses_is_told_again(deploy: Any, workers: str) -> None:
+    """Or another worker, which has not heard of it, would prolong it for as long as the client once asked."""
+    deployment = await deploy(Spec(connector=CONNECTOR, flags=(("--workers", workers),)), fresh=True)
+    talks = [Talk(deployment, conversation_id=f"missed {number}", headers={HOLD: "600"}) for number in range(4)]
+    tokens = [await lease_of(deployment, talk) for talk in talks]
+    for token in tokens:
+        await renewed(deployment.decode, token, 1)
+    deployment.decode.lease_fault = LeaseFault.FAILS
+    for talk in talks:
+        await delete(deployment, str(talk.fields["conversation_id"]), talk.headers)
+    await asyncio.sleep(0.5)
+    deployment.decode.lease_fault = None
+    for token in tokens:
+        await ended(deployment.decode, token)
+    leases = (await status_of(deployment))["leases"]
+    assert (leases["released"], leases["lost"]) == (4, 0)
+
+
+BYPASS = (("--bypass-tokens", "60"), ("--bypass-share", "0.5"), ("--bypass-decode-turns", "4"))
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_turn_that_leaves_no_handle_gives_the_lease_a_new_right(deploy: Any, workers: str) -> None:
+    """Its word takes the place of the earlier one, whichever worker heard that."""
+    deployment = await deploy(Spec(connector=CONNECTOR, flags=(("--workers", workers), *BYPASS)), fresh=True)
+    tokens = []
+    for _ in range(6):
+        talk = Talk(deployment, headers={HOLD: "3600"})
+        tokens.append(await lease_of(deployment, talk))
+        await renewed(deployment.decode, tokens[-1], 1)
+        talk.headers[HOLD] = "1"
+        assert not (await talk.say("Go on.")).attached
+        told = (await deployment.explain())[-1]
+        assert (told["reason"], told["lease_kept"]) == ("bypassed", "hold 1 s")
+    for token in tokens:
+        await ran_out(deployment.decode, token)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_the_same_turn_twice_at_a_time_holds_what_it_carries_on(deploy: Any, workers: str) -> None:
+    deployment = await deploy(Spec(connector=CONNECTOR, flags=(("--workers", workers), *BYPASS)), fresh=True)
+    talk = Talk(deployment, conversation_id="twice", headers={HOLD: "600"})
+    token = await lease_of(deployment, talk)
+    await renewed(deployment.decode, token, 1)
+    body = talk.body("Go on.")
+    await asyncio.gather(*(send(deployment, body, talk.headers) for _ in range(2)))
+    # The one that began first may find its place taken.
+    assert "hold 600 s" in [one.get("lease_kept") for one in (await deployment.explain())[-2:]]
+    await renewed(deployment.decode, token, renewals(deployment.decode, token) + 3)
+    assert not was_ended(deployment.decode, token)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_carried_lease_outlives_its_first_handle(deploy: Any, workers: str) -> None:
+    flags = (("--workers", workers), ("--handle-cap-entries", "3"), *BYPASS)
+    deployment = await deploy(Spec(connector=CONNECTOR, flags=flags), fresh=True)
+    talk = Talk(deployment, headers={HOLD: "600"})
+    token = await lease_of(deployment, talk)
+    await talk.say("Go on.")
+    async with growing(deployment, 'pd_router_handle_fates_total{fate="evicted"}'):
+        for _ in range(2):
+            await Talk(deployment).say()
+    await renewed(deployment.decode, token, renewals(deployment.decode, token) + 3)
+    assert not was_ended(deployment.decode, token)
+    assert len((await talk.say(TEXT)).attached) == 1
+
+
 async def status_of(deployment: Deployment) -> Any:
     async with aiohttp.ClientSession() as session, session.get(deployment.router.admin_url + "/status") as response:
         return await response.json()

@@ -404,6 +404,20 @@ class StoreBehaviour:
         assert await store.put_entry(back, [ID_A]) is PutResult.STORED
         assert [lease for _, lease, _ in told if lease == moved] == []
 
+    async def test_a_repeated_turn_finds_the_lease_that_its_first_try_has_carried_on(self) -> None:
+        """By the history, where the handle of the turn before still is; and it may carry it on as well."""
+        store = await self.begin()
+        told: list[Any] = []
+        store.bench.store.report_to(lambda *one: told.append(one))
+        await store.leave(ID_A, HISTORY_1, **LEASED)
+        for _ in range(2):
+            opened = await store.open(HISTORY_1)
+            assert opened.found is not None
+            assert opened.found.entry.lease == LEASED["pd_lease"]
+            again = replace(opened.found.entry, keys=(), turn=opened.turn, ticket=store.bench.ticket(opened))
+            assert await store.put_entry(again, [ID_A]) is PutResult.STORED
+        assert told == []
+
     # -- the end of a conversation ---------------------------------------------------------------
     async def end(self, store: Benched, keys: Sequence[bytes] = (), conversations: Sequence[str] = ()) -> bool:
         ended = store.bench.store.end(keys, conversations, store.bench.now)

@@ -262,7 +262,7 @@ def test_books_balance_after_any_history(steps: list[tuple[str, Any]]) -> None:
                 leases[lease] = kept
         elif verb == "carry":
             # The next turn left no handle of its own.
-            live = [one for one in store._shared.values() if one.lease]
+            live = [one for one in store._shared.values() if one.lease in store._leased]
             if live:
                 kept = replace(live[number % len(live)], keys=(), arrived=now, turn=turns[-1])
                 if store.put(kept, sorted(keys), now) in (PutResult.STORED, PutResult.PARTLY_LATE):
@@ -284,8 +284,8 @@ def test_books_balance_after_any_history(steps: list[tuple[str, Any]]) -> None:
         else:
             now += TTL / 3
         alive = [*store._single.values(), *store._shared.values()]
-        assert {kept.lease for kept in alive if kept.lease} == leases.keys() - set(told) - purged
-        assert {kept.lease: kept for kept in alive if kept.lease} == store._leased
+        assert store._leased.keys() == leases.keys() - set(told) - purged
+        assert {id(kept) for kept in store._leased.values()} <= {id(kept) for kept in alive}
         assert len(told) == len(set(told))
         there = {id(kept) for kept in alive if kept.conversations}
         assert {one for group in store._conversations.values() for one in group} == there
