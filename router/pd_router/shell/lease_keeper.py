@@ -63,8 +63,8 @@ class Used(NamedTuple):
 class Others(Protocol):
     """What the workers of one router tell each other of leases."""
 
-    def ended(self, tokens: Sequence[str]) -> None:
-        """An engine is to hear now that these are ended."""
+    def ended(self, token: str) -> None:
+        """Nobody is to prolong it any more, but for a turn that runs."""
 
     def taken(self, token: str) -> None:
         """This worker has a right to it that takes the place of any other one's."""
@@ -172,6 +172,8 @@ class LeaseKeeper:
         """No next turn wants it."""
         if lease is not None:
             self._let_go(lease.token)
+            if self._others is not None:
+                self._others.ended(lease.token)  # before the engine hears it, which another may tell otherwise
         if lease is not None and self._member_of(holder) is not None:
             self._leases.release(holder, lease, why, self._now())
             self._plan()
@@ -282,8 +284,6 @@ class LeaseKeeper:
 
     async def _ask(self, member: Member, batch: Batch) -> list[int]:
         """Seconds left of each. Raises LegError and Refused."""
-        if self._others is not None and (ended := [token for token, seconds in batch.items if not seconds]):
-            self._others.ended(ended)  # before the engine hears it, and so before another worker can miss them there
         body = orjson.dumps({"leases": [{"token": token, "seconds": seconds} for token, seconds in batch.items]})
         head = f"{begin_head(LEASES_PATH, member.address.authority)}{len(body)}\r\n"
         if own := self._authorization():

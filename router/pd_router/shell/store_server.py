@@ -165,21 +165,23 @@ class Desk:
     # -- leases ------------------------------------------------------------------------------------
     def _prolong(self, words: list[Any], _raw: bytes) -> Answer:
         tenant, holder, token, tokens, seconds = words
+        if self._server.leases.get(token, self) is None:
+            return (True,), b""  # nobody will prolong it, as its worker hears before it tries
         return (self._server.retained.prolong(tenant, holder, token, tokens, seconds, self._server.now()),), b""
 
     def _ended(self, words: list[Any], _raw: bytes) -> None:
         self._say(words[0], None)
+        self._server.retained.let_go(words[0])
 
     def _taken(self, words: list[Any], _raw: bytes) -> None:
         if self._server.leases.get(words[0], self) is not None:
-            self._say(words, self)
+            self._say(words[0], self)
 
-    def _say(self, tokens: list[str], whose: Desk | None) -> None:
+    def _say(self, token: str, whose: Desk | None) -> None:
         leases = self._server.leases
-        for token in tokens:
-            leases[token] = whose
-            leases.move_to_end(token)
-        while len(leases) > _MAX_LEASES:
+        leases[token] = whose
+        leases.move_to_end(token)
+        if len(leases) > _MAX_LEASES:
             leases.popitem(last=False)
 
     def _elsewhere(self, words: list[Any], _raw: bytes) -> Answer:

@@ -273,9 +273,9 @@ class WorkerLeases:
     def __init__(self, line: Line) -> None:
         self._line = line
 
-    def ended(self, tokens: Sequence[str]) -> None:
+    def ended(self, token: str) -> None:
         """See `Others`."""
-        self._line.tell("ended", list(tokens))
+        self._line.tell("ended", token)
 
     def taken(self, token: str) -> None:
         """See `Others`."""

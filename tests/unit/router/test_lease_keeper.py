@@ -217,10 +217,10 @@ class Workers:
         self.mine: list[str] = []
         self._scene = scene
 
-    def ended(self, tokens: Sequence[str]) -> None:
+    def ended(self, token: str) -> None:
         # Before the engine hears of it.
-        assert not any(token in said for _, said in self._scene[0].pool.asked for token in tokens)
-        self.gone += tokens
+        assert not any(token in said for _, said in self._scene[0].pool.asked)
+        self.gone.append(token)
 
     def taken(self, token: str) -> None:
         self.mine.append(token)
@@ -259,9 +259,9 @@ async def test_what_another_worker_ended_or_took_is_neither_prolonged_nor_lost()
     scene.keeper.end(runs)
     scene.pool.body = None
     scene.keeper.release("d1", Lease("d" * 32, 60), Why.ENDED)
-    assert workers.gone == [TOKEN, "c" * 32]
-    await scene.told(4)
     assert workers.gone == [TOKEN, "c" * 32, "d" * 32]
+    await scene.told(4)
+    assert scene.pool.asked[3][1] == {"d" * 32: 0}
 
 
 async def test_a_batch_of_which_nothing_is_left_is_not_sent() -> None:

@@ -206,7 +206,7 @@ async def test_a_lease_is_whose_who_took_it_last_until_one_ends_it() -> None:
     assert (await one.leases.elsewhere(["t"]), await other.leases.elsewhere(["t"])) == ([], ["t"])
     other.leases.taken("t")
     assert (await one.leases.elsewhere(["t"]), await other.leases.elsewhere(["t"])) == (["t"], [])
-    one.leases.ended(["t"])
+    one.leases.ended("t")
     other.leases.taken("t")
     assert (await one.leases.elsewhere(["t"]), await other.leases.elsewhere(["t"])) == (["t"], ["t"])
 
@@ -214,11 +214,24 @@ async def test_a_lease_is_whose_who_took_it_last_until_one_ends_it() -> None:
 async def test_what_one_worker_ended_another_does_not_call_lost() -> None:
     server = StoreServer(settings_of())
     (one, _), (other, _) = shared_of(server, settings_of()), shared_of(server, settings_of())
-    one.leases.ended(["t1", "t2"])
+    one.leases.ended("t1")
+    one.leases.ended("t2")
     assert await other.leases.elsewhere(["t3", "t2"]) == ["t2"]
-    one.leases.ended([f"{number}" for number in range(20_000)])
+    for number in range(20_000):
+        one.leases.ended(f"{number}")
     assert await other.leases.elsewhere(["t1", "19999"]) == ["19999"]
     assert len(server.leases) == 16_384
+
+
+async def test_what_is_ended_counts_for_nobody_whoever_comes_late() -> None:
+    settings = settings_of(retained_tokens=100)
+    server = StoreServer(settings)
+    (one, _), (other, _) = shared_of(server, settings), shared_of(server, settings)
+    assert await _wait(one.retained.prolong("key", "d1", "t1", 100, 600.0, 0.0)) is True
+    assert await _wait(other.retained.prolong("key", "d1", "t2", 100, 600.0, 0.0)) is False
+    other.leases.ended("t1")
+    assert await _wait(one.retained.prolong("key", "d1", "t1", 100, 600.0, 0.0)) is True
+    assert await _wait(other.retained.prolong("key", "d1", "t2", 100, 600.0, 0.0)) is True
 
 
 # -- responses ---------------------------------------------------------------------------------------
