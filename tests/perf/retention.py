@@ -116,6 +116,6 @@ def _spread(values: Sequence[float]) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=20, help="second turns per mode")
+    parser.add_argument("--pairs", type=int, default=80, help="second turns per mode")
     parser.add_argument("--conversations", type=int, default=100, help="that don't come back")
     asyncio.run(measure(parser.parse_args()))
